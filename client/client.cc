@@ -332,13 +332,13 @@ Result<SharedSocket> Client::FindSharedMemory(const v1::GetServerInfoResponse& i
                                               const std::string& server) const {
   if (!info.has_shared_memory()) {
     return Status(Code::kFailedPrecondition,
-                  "the server has shared memory off; its --shared-memory turns it on");
+                  "shared memory is off on this server; its --shared-memory turns it on");
   }
   if (!named.empty()) return SharedSocket{named, true};
   if (!(server.empty() ? impl_->on_this_host : IsOnThisHost(server))) {
     return Status(Code::kFailedPrecondition,
-                  "the server's address is neither of loopback nor a Unix socket, so the path of "
-                  "its shared memory is not followed: name the socket if it is on this host");
+                  "the server's address is neither loopback nor a Unix socket, so the path of its "
+                  "shared memory is not followed: name the socket if the server is on this host");
   }
   return SharedSocket{info.shared_memory().socket()};
 }

@@ -6,7 +6,6 @@
 
 #include "client/session.h"
 
-#include <algorithm>
 #include <cassert>
 #include <utility>
 
@@ -47,11 +46,12 @@ struct Session::State {
   }
   // For calls that name the session and return it; updates the lengths.
   template <class Request>
-  Status AskForSession(Method<Request, v1::Session> method, Request request, v1::Session* session) {
+  Result<v1::Session> AskForSession(Method<Request, v1::Session> method, Request request) {
     request.set_session(id);
-    ATTEND_RETURN_IF_ERROR(Ask(method, request, session));
-    Learn(*session);
-    return Status();
+    v1::Session session;
+    ATTEND_RETURN_IF_ERROR(Ask(method, request, &session));
+    Learn(session);
+    return session;
   }
   void Learn(const v1::Session& session) {
     const MutexLock lock(mutex);
@@ -187,8 +187,7 @@ Result<Session> Session::Open(Client& client, const std::string& id,
   if (!state.ok()) return state.status();
   (*state)->id = id;
   Session session(std::move(*state));
-  const Result<v1::Session> got = session.Get();
-  if (!got.ok()) return got.status();
+  ATTEND_RETURN_IF_ERROR(session.Get().status());
   const auto shapes = std::ssize(options.shapes);
   if (shapes > 1 && shapes != session.layers()) {
     return InvalidArgument("shapes has " + std::to_string(shapes) + " entries, the session has " +
@@ -248,8 +247,14 @@ Result<Session> Session::Fork(std::optional<int64_t> length) const {
 Status Session::Truncate(int64_t length) {
   v1::TruncateSessionRequest request;
   request.set_length(length);
-  v1::Session session;
-  return state_->AskForSession(&Stub::PrepareAsyncTruncateSession, request, &session);
+  return state_->AskForSession(&Stub::PrepareAsyncTruncateSession, request).status();
+}
+
+Status Session::KeepDraft(int64_t length, std::span<const int64_t> kept) {
+  v1::KeepDraftRequest request;
+  request.set_length(length);
+  request.mutable_kept()->Add(kept.begin(), kept.end());
+  return state_->AskForSession(&Stub::PrepareAsyncKeepDraft, request).status();
 }
 
 Status Session::KeepAlive() {
@@ -260,10 +265,7 @@ Status Session::KeepAlive() {
 }
 
 Result<v1::Session> Session::Get() {
-  v1::Session session;
-  ATTEND_RETURN_IF_ERROR(
-      state_->AskForSession(&Stub::PrepareAsyncGetSession, v1::GetSessionRequest(), &session));
-  return session;
+  return state_->AskForSession(&Stub::PrepareAsyncGetSession, v1::GetSessionRequest());
 }
 
 Status Session::Free() {
@@ -336,8 +338,8 @@ Result<Session::Use> Session::Begin(const std::vector<Session*>& sessions, int32
       changed = Status(Code::kFailedPrecondition,
                        name + ": its layer " + std::to_string(layer) + " has " +
                            std::to_string(state->layers[layer].length) +
-                           " tokens: a call that failed before has appended its rows after all, "
-                           "or others have; append what is missing");
+                           " tokens: an earlier failed call did append its rows, or another client "
+                           "has; append what is missing");
     }
     call->sessions.push_back({state->id, layer, state->layers[layer].length, {}});
     if (HasKeys(*call)) call->sessions.back().append_id = state->NextAppendId();

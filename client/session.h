@@ -4,7 +4,7 @@
 // (proto/attend/v1/session.proto), so that the next token sends only its own rows. A Session is the
 // client's handle: it tracks the length of each layer and gives every append an id, so that a retry
 // never appends twice. Thread-safe, with two exceptions: one call at a time per layer, and no call
-// during Truncate. Sessions must be destroyed before their client.
+// during Truncate and KeepDraft. Sessions must be destroyed before their client.
 
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,10 @@ class Session {
   // Cuts layers longer than `length` to that length. UNAVAILABLE while an append is in flight,
   // which is retried like any call.
   Status Truncate(int64_t length);
+  // Keeps, in all layers, the tokens of a draft that `kept` names, ascending and counted from
+  // `length` on, the tokens before it: they move up to follow these, and all others after `length`
+  // are removed. A draft has at most 1024 tokens. Otherwise as Truncate.
+  Status KeepDraft(int64_t length, std::span<const int64_t> kept);
   // Renews the lease, as every use does.
   Status KeepAlive();
   // Fetches the session's state and updates the lengths.

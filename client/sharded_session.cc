@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "client/call/tree_mask.h"
 #include "client/sharded_call.h"
 #include "kernels/util/mutex.h"
 
@@ -162,8 +163,8 @@ Status ShardedSession::State::Settle(int32_t layer, int64_t rows) const {
     return Status(Code::kFailedPrecondition,
                   "the last call on layer " + std::to_string(layer) +
                       " failed, and shards may have its " + std::to_string(unsure) +
-                      " rows; this one brings " + std::to_string(rows) +
-                      ", must bring those again (Truncate forgets them)");
+                      " rows; this call has " + std::to_string(rows) +
+                      ", must send those rows again (Truncate discards them)");
   }
   for (const Shard& shard : All()) {
     if (End(shard, length + rows) <= length || shard.session == nullptr) continue;
@@ -197,7 +198,7 @@ Result<std::vector<ShardPart>> ShardedSession::State::Plan(int32_t layer, const 
       return Status(Code::kFailedPrecondition,
                     "layer " + std::to_string(layer) + ": the shard has " +
                         TokensText(part.keys.send, shard.have(layer)) +
-                        ", which nobody here has appended: Truncate removes them");
+                        ", which this session has not appended: Truncate removes them");
     }
     if (shard.have(layer) != part.keys.send) {
       return Status(Code::kFailedPrecondition, "layer " + std::to_string(layer) + ": " +
@@ -236,14 +237,22 @@ ShardedSession::ShardedSession(ShardedSession&& other) noexcept = default;
 ShardedSession& ShardedSession::operator=(ShardedSession&& other) noexcept = default;
 ShardedSession::~ShardedSession() = default;
 
-Result<AttentionResult> ShardedSession::Attend(int32_t layer, const AttentionCall& call,
+Result<AttentionResult> ShardedSession::Attend(int32_t layer, const AttentionCall& given,
                                                const CallOptions& options) {
   ATTEND_RETURN_IF_ERROR(state_->CheckLayer(layer));
-  ATTEND_RETURN_IF_ERROR(CheckShardedCall(call));
-  const int64_t rows = BringsRows(call) ? call.k.shape[RowDimension(call.layout)] : 0;
+  ATTEND_RETURN_IF_ERROR(CheckShardedCall(given));
+  const int64_t rows = BringsRows(given) ? given.k.shape[RowDimension(given.layout)] : 0;
+  const int64_t keys = state_->LayerOf(layer).length + rows;
+  const int64_t len_q = given.q.shape[RowDimension(given.layout)];
+  Attention sizes;
+  sizes.problem.batch = 1;
+  sizes.problem.len_q = len_q;
+  sizes.problem.len_k = keys;
+  // Each shard gets its columns of a bias.
+  const Result<AttentionCall> written = WithTreeAsBias(given, sizes);
+  if (!written.ok()) return written.status();
+  const AttentionCall& call = *written;
   if (call.bias) {
-    const int64_t keys = state_->LayerOf(layer).length + rows;
-    const int64_t len_q = call.q.shape[RowDimension(call.layout)];
     const std::vector<int64_t>& shape = call.bias->shape;
     if (shape[3] != keys || (shape[2] != 1 && shape[2] != len_q)) {
       return InvalidArgument("bias has the shape " + ShapeText(shape) + ", must have Lk = " +
@@ -304,12 +313,11 @@ Status ShardedSession::Restore(int32_t layer, int64_t begin, const TensorRef& k,
     const int64_t from = std::max(begin, shard.begin), to = state_->End(shard, end);
     if (from >= to) continue;
     if (shard.have(layer) != from) {
-      return Status(Code::kFailedPrecondition,
-                    "layer " + std::to_string(layer) + ": " +
-                        TokensText(shard.begin, shard.have(layer)) +
-                        " of the shard are there, what is restored must begin where they end, not "
-                        "at " +
-                        std::to_string(from));
+      return Status(
+          Code::kFailedPrecondition,
+          "layer " + std::to_string(layer) + ": " + TokensText(shard.begin, shard.have(layer)) +
+              " of the shard are there; restored tokens must begin where they end, not at " +
+              std::to_string(from));
     }
     Result<AttentionCall> part = PartOf(call, end, {shard.begin, from, to}, {});
     if (!part.ok()) return part.status();

@@ -137,7 +137,7 @@ class SignalThread {
       logger_.WaitUntilWritten(kLastLinesTime);
       _exit(128 + signal);
     } else {
-      logger_.info("signal {} again, within a second: the drain goes on", signal);
+      logger_.info("signal {} again within a second: the drain continues", signal);
     }
   }
 
@@ -180,7 +180,7 @@ int Fail(const attend::Status& status) {
   } catch (const std::system_error& error) {
     attend::Logger* const logger = the_log.load(std::memory_order_acquire);
     if (logger != nullptr) logger->WaitUntilWritten(kLastLinesTime);
-    Fail(attend::Unavailable(std::string("a thread cannot be made: ") + error.what()));
+    Fail(attend::Unavailable(std::string("cannot create a thread: ") + error.what()));
     std::_Exit(1);
   } catch (const std::exception& error) {
     Fail(attend::Internal(error.what()));
@@ -192,7 +192,7 @@ int Fail(const attend::Status& status) {
 void Tell(attend::Logger& logger, const std::string& state) {
   const char* const socket = std::getenv("NOTIFY_SOCKET");
   const attend::Status told = attend::TellServiceManager(socket == nullptr ? "" : socket, state);
-  if (!told.ok()) logger.warn("the service manager was not told: {}", told.message());
+  if (!told.ok()) logger.warn("cannot notify the service manager: {}", told.message());
 }
 
 int Serve(const attend::Config& config, std::shared_ptr<attend::Logger> logger) {
@@ -226,7 +226,7 @@ int Serve(const attend::Config& config, std::shared_ptr<attend::Logger> logger) 
   const auto timeout = std::chrono::duration_cast<attend::Duration>(
       std::chrono::duration<double>(config.drain_timeout_seconds));
   Tell(*logger,
-       "STOPPING=1\nSTATUS=finishing what was accepted\nEXTEND_TIMEOUT_USEC=" +
+       "STOPPING=1\nSTATUS=finishing accepted requests\nEXTEND_TIMEOUT_USEC=" +
            std::to_string(
                std::chrono::ceil<std::chrono::microseconds>(timeout + kAfterDrain).count()));
   const bool drained = (*server)->Drain(timeout);
@@ -258,15 +258,14 @@ int main(int argc, char** argv) {
   }
   // Memory holds private keys and callers' tokens.
   if (!config.core_dumps && prctl(PR_SET_DUMPABLE, 0) != 0) {
-    attend::WriteLastLine(std::string("attend-server: memory cannot be kept from core dumps: ") +
+    attend::WriteLastLine(std::string("attend-server: cannot keep memory out of core dumps: ") +
                           std::strerror(errno) + "; --core-dumps allows them");
     return 1;
   }
   std::set_terminate(Terminate);
   const attend::DescriptorLimit descriptors = attend::RaiseDescriptorLimit();
   if (config.allocator_tuning && !attend::TuneAllocator(attend::kServerArenas)) {
-    attend::WriteLastLine(
-        "attend-server: the allocator cannot be tuned; large transfers are slower");
+    attend::WriteLastLine("attend-server: cannot tune the allocator; large transfers are slower");
   }
   // A stream that waits for a client's event blocks its hardware channel, and with it every other
   // stream on that channel. So use the most channels that CUDA allows (8 is its default): one per
@@ -281,8 +280,7 @@ int main(int argc, char** argv) {
   the_log.store((*logger).get(), std::memory_order_release);
   attend::WriteLogOnCrash((*logger).get());
   if (descriptors.now > descriptors.before) {
-    (*logger)->info("descriptors: the limit of {} is raised to {}", descriptors.before,
-                    descriptors.now);
+    (*logger)->info("descriptors: limit raised from {} to {}", descriptors.before, descriptors.now);
   }
   const int code = Serve(config, *logger);
   the_log.store(nullptr, std::memory_order_release);

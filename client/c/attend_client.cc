@@ -71,7 +71,7 @@ Status Allocate(attend_client* client, int32_t memory, int64_t bytes, void** dat
 Status Release(attend_client* client, void* data) {
   ATTEND_RETURN_IF_ERROR(NotNull("client", client));
   if (client->state->Free(data)) return Status();
-  return Status(Code::kNotFound, "data is no memory that this client has allocated");
+  return Status(Code::kNotFound, "data was not allocated by this client");
 }
 
 Status Start(attend_client* client, const attend_client_params* params, attend_client_call** call) {

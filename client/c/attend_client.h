@@ -57,8 +57,8 @@ enum {
   ATTEND_CLIENT_UNAVAILABLE = 14
 };
 
-/* Element types. BIT is for a bias only: a mask, eight keys per byte, lowest bit first; rows begin
- * on byte boundaries; 1 keeps the key. */
+/* Element types. BIT is for a bias and a tree only: a mask, eight keys per byte, lowest bit first;
+ * rows begin on byte boundaries; 1 keeps the key. */
 enum {
   ATTEND_CLIENT_FLOAT16 = 1,
   ATTEND_CLIENT_BFLOAT16 = 2,
@@ -154,6 +154,8 @@ typedef struct attend_client_params {
    * D, v has Dv; both have Hkv heads. */
   attend_client_tensor q, k, v;
   attend_client_tensor bias; /* [B|1, Hq|1, Lq|1, Lk], of any dtype */
+  attend_client_tensor tree; /* [B|1, T, T] of BIT in host memory: the mask of a draft, each
+                              * sequence's last queries and keys; not with a bias */
   int32_t layout;            /* ATTEND_CLIENT_BHLD, ...; 0: BHLD */
   int32_t mask;              /* ATTEND_CLIENT_MASK_NONE, ...; 0: none */
   int64_t window_left;       /* visible keys before the diagonal, -1: all; with a mask */
@@ -168,6 +170,7 @@ typedef struct attend_client_params {
   uint64_t dropout_seed;
   attend_client_numbers q_lengths, kv_lengths; /* [B] true lengths, dense layouts */
   attend_client_numbers cu_q, cu_kv;           /* [B + 1] cumulative lengths, LHD */
+  attend_client_numbers tree_lengths;          /* [B] tokens of each sequence's draft, up to T */
   attend_client_floats alibi_slopes;           /* [Hq] or [B, Hq] */
   attend_client_floats sinks;                  /* [Hq] */
   int32_t return_lse;
@@ -338,6 +341,11 @@ ATTEND_CLIENT_API int32_t attend_client_session_fork(const attend_client_session
                                                      int64_t length, attend_client_session** fork);
 ATTEND_CLIENT_API int32_t attend_client_session_truncate(attend_client_session* session,
                                                          int64_t length);
+/* Keeps, of a draft that begins after `length` tokens, those whose indices are `kept`, ascending
+ * and counted from 0: they move up to follow these tokens, and the rest is removed. */
+ATTEND_CLIENT_API int32_t attend_client_session_keep_draft(attend_client_session* session,
+                                                           int64_t length, const int64_t* kept,
+                                                           int64_t count);
 ATTEND_CLIENT_API int32_t attend_client_session_keep_alive(attend_client_session* session);
 /* The session's state as JSON; updates the lengths. */
 ATTEND_CLIENT_API int32_t attend_client_session_get(attend_client_session* session, char** json);

@@ -101,8 +101,9 @@ Status Open(attend_client* client, const char* id, const attend_client_session_o
   const size_t at = std::min(text.find('@'), text.size());
   const std::string bytes = FromHex(text.substr(0, at));
   if (bytes.empty()) {
-    return InvalidArgument("id is \"" + text +
-                           "\", must be 32 hexadecimal digits, and @HOST:PORT of several servers");
+    return InvalidArgument(
+        "id is \"" + text +
+        "\", must be 32 hexadecimal digits, followed by @HOST:PORT if there are several servers");
   }
   if (at < text.size()) read.server = text.substr(at + 1);
   Result<Session> made = Session::Open(client->state->client(), bytes, read);
@@ -147,6 +148,16 @@ Status GetSession(attend_client_session* session, char** json) {
 Status Truncate(attend_client_session* session, int64_t length) {
   const Result<Use> use = UseOf(session);
   return use.ok() ? session->session->Truncate(length) : use.status();
+}
+
+Status KeepDraft(attend_client_session* session, int64_t length, const int64_t* kept,
+                 int64_t count) {
+  if (count < 0)
+    return InvalidArgument("count is " + std::to_string(count) + ", must be at least 0");
+  if (count > 0) ATTEND_RETURN_IF_ERROR(NotNull("kept", kept));
+  const Result<Use> use = UseOf(session);
+  if (!use.ok()) return use.status();
+  return session->session->KeepDraft(length, {kept, static_cast<size_t>(count)});
 }
 
 Status KeepAlive(attend_client_session* session) {
@@ -291,6 +302,11 @@ int32_t attend_client_session_fork(const attend_client_session* session, int64_t
 
 int32_t attend_client_session_truncate(attend_client_session* session, int64_t length) {
   return c::Run([&] { return c::Truncate(session, length); });
+}
+
+int32_t attend_client_session_keep_draft(attend_client_session* session, int64_t length,
+                                         const int64_t* kept, int64_t count) {
+  return c::Run([&] { return c::KeepDraft(session, length, kept, count); });
 }
 
 int32_t attend_client_session_keep_alive(attend_client_session* session) {

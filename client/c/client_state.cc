@@ -30,7 +30,7 @@ constexpr std::chrono::seconds kPrepareMax{5};
 constexpr std::chrono::minutes kSilentSocket{1};
 
 Status None(const std::string& why) {
-  return Status(Code::kFailedPrecondition, "no memory is shared with the server: " + why);
+  return Status(Code::kFailedPrecondition, "no shared memory with the server: " + why);
 }
 
 std::string TextOrVariable(const char* text, const char* variable) {
@@ -277,7 +277,7 @@ Result<SharedCall> ClientState::Share(const AttentionCall& call, const DeviceTen
   SharedCall shared{.call = call};
   shared.pool = wanted ? PoolFor(options, &shared.server) : nullptr;
   if (insists && shared.pool == nullptr) {
-    return None("it offers none to this process, or is not the server that the call goes to");
+    return None("it offers none to this process, or the call goes to another server");
   }
   const bool large = insists || PayloadBytes(call) >= kPreparedBytesMin;
   if (shared.pool != nullptr && options.on_device && devices.ordinal()) {
@@ -296,7 +296,7 @@ Result<SharedCall> ClientState::Share(const AttentionCall& call, const DeviceTen
   }
   const bool known =
       shared.pool != nullptr && (found || large) && (!options.in_session || Known(shared.pool));
-  if (insists && !known) return None("its socket is another server's");
+  if (insists && !known) return None("its socket belongs to another server");
   if (known) {
     shared.owner = shared.pool;
     const Status placed = Place(devices, options.in_session, &shared);

@@ -52,6 +52,20 @@ Status ReadList(const char* name, const List& from, std::vector<Number>* to) {
   return Status();
 }
 
+// Checks only what the message cannot express; the server checks the rest.
+Status ReadTree(const attend_client_params& params, const std::shared_ptr<const void>& owner,
+                AttentionCall* call) {
+  ATTEND_RETURN_IF_ERROR(ReadList("tree_lengths", params.tree_lengths, &call->tree_lengths));
+  ATTEND_RETURN_IF_ERROR(ReadTensor("tree", params.tree, owner, &call->tree));
+  if (!call->tree) return Status();
+  ATTEND_RETURN_IF_ERROR(
+      CheckRange("tree.dtype", params.tree.dtype, ATTEND_CLIENT_BIT, ATTEND_CLIENT_BIT));
+  ATTEND_RETURN_IF_ERROR(CheckRange("tree.dims", params.tree.dims, 3, 3));
+  ATTEND_RETURN_IF_ERROR(CheckRange("tree.shape[1]", params.tree.shape[1], params.tree.shape[2],
+                                    params.tree.shape[2]));
+  return CheckRange("tree.memory", params.tree.memory, 0, 0);
+}
+
 Status ReadBackward(const attend_client_params& params, const std::shared_ptr<const void>& owner,
                     BackwardCall* to) {
   ATTEND_RETURN_IF_ERROR(CheckRange("wanted", params.wanted, 1, 2 * ATTEND_CLIENT_D_SINKS - 1));
@@ -122,6 +136,7 @@ Status ReadParams(const attend_client_params& params, const std::shared_ptr<cons
     ATTEND_RETURN_IF_ERROR(ReadTensor("v", params.v, owner, &call->v));
   }
   ATTEND_RETURN_IF_ERROR(ReadTensor("bias", params.bias, owner, &call->bias));
+  ATTEND_RETURN_IF_ERROR(ReadTree(params, owner, call));
   ATTEND_RETURN_IF_ERROR(CheckRange("layout", params.layout, 0, ATTEND_CLIENT_LHD));
   if (params.layout != 0) call->layout = static_cast<v1::Layout>(params.layout);
   ATTEND_RETURN_IF_ERROR(CheckRange("mask", params.mask, 0, ATTEND_CLIENT_MASK_WINDOW_TOP_LEFT));

@@ -6,6 +6,8 @@
 #include <array>
 #include <cassert>
 
+#include "client/call/tree_mask.h"
+
 namespace attend::client {
 namespace {
 
@@ -93,7 +95,8 @@ Status FillShape(const AttentionCall& call, const Dims& q, const Dims& k, const 
                            ShapeText(call.k.shape) + " and v " + ShapeText(call.v.shape) +
                            " do not fit together");
   }
-  if (call.q.dtype == DType::kBit) return InvalidArgument("q is of bits, which only bias may be");
+  if (call.q.dtype == DType::kBit)
+    return InvalidArgument("q has the dtype of bits, which only bias may have");
   if (call.k.dtype != call.q.dtype || call.v.dtype != call.q.dtype) {
     return InvalidArgument("dtypes of q, k and v differ: " + std::string(DTypeName(call.q.dtype)) +
                            ", " + std::string(DTypeName(call.k.dtype)) + ", " +
@@ -259,9 +262,6 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
   a.q = ViewOf<ConstTensorView, const void>(call.layout, q, call.q.data);
   a.k = ViewOf<ConstTensorView, const void>(call.layout, k, call.k.data);
   a.v = ViewOf<ConstTensorView, const void>(call.layout, v, call.v.data);
-  if (call.bias) ATTEND_RETURN_IF_ERROR(FillBias(*call.bias, a));
-  ATTEND_RETURN_IF_ERROR(FillPerHead(call, a));
-  ATTEND_RETURN_IF_ERROR(FillOutput(call, o, lse, a));
   if (p.packed) {
     a.q_offsets = call.cu_q.data();
     a.kv_offsets = call.cu_kv.data();
@@ -269,6 +269,10 @@ Result<Attention> Describe(const AttentionCall& call, const HostTensor* o, const
     a.q_lengths = call.q_lengths.empty() ? nullptr : call.q_lengths.data();
     a.kv_lengths = call.kv_lengths.empty() ? nullptr : call.kv_lengths.data();
   }
+  if (call.bias) ATTEND_RETURN_IF_ERROR(FillBias(*call.bias, a));
+  if (call.tree) ATTEND_RETURN_IF_ERROR(DescribeTree(call, &a));
+  ATTEND_RETURN_IF_ERROR(FillPerHead(call, a));
+  ATTEND_RETURN_IF_ERROR(FillOutput(call, o, lse, a));
   return a;
 }
 

@@ -60,6 +60,10 @@ struct AttentionCall {
   std::string request_id;  // empty: generated
   TensorRef q, k, v;
   std::optional<TensorRef> bias;  // numeric, or DType::kBit: a mask
+  // The mask of a draft whose tokens are a tree, [B or 1, T, T] of DType::kBit in host memory
+  // (tree_mask.h); not with a bias. Sent with the small fields.
+  std::optional<TensorRef> tree;
+  std::vector<int64_t> tree_lengths;  // tokens of each sequence's draft; empty: T
   v1::Layout layout = v1::LAYOUT_BHLD;
   std::vector<int64_t> q_lengths, kv_lengths;  // dense layouts
   std::vector<int64_t> cu_q, cu_kv;            // packed layout

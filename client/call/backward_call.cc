@@ -49,7 +49,7 @@ Result<DescribedBackward> DescribeBackward(const AttentionCall& call,
     const HostTensor* const tensor = TensorOf(result, each.name);
     if (tensor == nullptr || tensor->shape != each.shape || tensor->dtype != each.dtype) {
       return Internal("the answer's " + std::string(NameOf(each.name)) +
-                      " is not what was asked for");
+                      " does not have the requested shape and dtype");
     }
   }
   const Attention& a = *attention;

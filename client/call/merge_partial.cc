@@ -99,7 +99,7 @@ Result<Rows> Fit(const std::vector<PartialRows>& parts, std::optional<int64_t> r
     }
     if (first < 0 || own->length > whole.length - first) {
       return InvalidArgument(Part(i) + " has " + std::to_string(own->length) + " rows from row " +
-                             std::to_string(first) + " on, the whole has " +
+                             std::to_string(first) + " on, but the whole has " +
                              std::to_string(whole.length));
     }
     places->push_back({part, first, *own});
@@ -169,7 +169,7 @@ Result<std::vector<const HostTensor*>> Gather(const std::vector<AttentionResult>
     if (!each) without = i;
   }
   if (some || found.empty() || found.size() == parts.size()) return found;
-  return InvalidArgument(Part(without) + " has no " + name + ", which others have");
+  return InvalidArgument(Part(without) + " has no " + name + ", but other parts have one");
 }
 
 Result<std::optional<HostTensor>> Sum(const std::vector<const HostTensor*>& parts,

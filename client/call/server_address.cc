@@ -83,13 +83,13 @@ Result<std::string> ListTarget(const std::string& servers) {
   for (size_t begin = 0; begin <= servers.size();) {
     const size_t end = std::min(servers.find(',', begin), servers.size());
     const std::string part = servers.substr(begin, end - begin);
-    if (part.empty()) return refuse("has nothing before or after a comma");
+    if (part.empty()) return refuse("has an empty entry before or after a comma");
     const Result<std::string> one = IsUnixTarget(part) ? part : OneTarget(part);
     if (!one.ok()) return one;
     const std::string host = IsUnixTarget(part) ? part : ParseTarget(*one).host;
     if (!IsIpv4(host) && !IsIpv6(host)) {
       return refuse("a list must have IP addresses, and " + host +
-                    " is none; dns:///NAME:PORT stands for all addresses of a name");
+                    " is not one; dns:///NAME:PORT stands for all addresses of a name");
     }
     if (list.empty()) ipv4 = IsIpv4(host);
     if (IsIpv4(host) != ipv4) return refuse("a list must be of IPv4 or of IPv6 addresses");

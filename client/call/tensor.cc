@@ -73,7 +73,7 @@ Result<HostTensor> HostTensor::Make(std::string_view what, DType dtype,
     tensor.data = std::make_shared_for_overwrite<std::byte[]>(static_cast<size_t>(*bytes));
   } catch (const std::bad_alloc&) {
     return ResourceExhausted(std::string(what) + ": shape " + ShapeText(tensor.shape) + " takes " +
-                             BytesText(*bytes) + ", there is no memory for it");
+                             BytesText(*bytes) + ", more than the memory available");
   }
   return tensor;
 }

@@ -52,11 +52,10 @@ Result<std::string> TokenOf(const std::string& given) {
   }
   const auto wrong = std::ranges::find_if_not(token, [](char c) { return '!' <= c && c <= '~'; });
   if (wrong != token.end()) {
-    return InvalidArgument(where + " has " + NameOf(*wrong) + " at character " +
-                           std::to_string(wrong - token.begin() + 1) + " of " +
-                           std::to_string(token.size()) +
-                           ", must have visible ASCII alone; token_file and --token-file read a "
-                           "file's first line");
+    return InvalidArgument(
+        where + " has " + NameOf(*wrong) + " at character " +
+        std::to_string(wrong - token.begin() + 1) + " of " + std::to_string(token.size()) +
+        ", must be visible ASCII only; token_file and --token-file read a file's first line");
   }
   if (kTokenBytesMin <= token.size() && token.size() <= kTokenBytesMax) return token;
   return InvalidArgument(where + " has " + std::to_string(token.size()) +
@@ -84,7 +83,7 @@ bool IsOnThisHost(const std::string& target) {
 Status CheckTokenStays(const std::string& token, const std::string& target) {
   if (token.empty() || IsOnThisHost(target)) return Status();
   return InvalidArgument("the token would go to " + target +
-                         " in the clear: without TLS it goes to loopback and Unix sockets alone");
+                         " in the clear: without TLS it is sent only to loopback and Unix sockets");
 }
 
 Result<std::string> ReadTokenFile(const std::string& path) {

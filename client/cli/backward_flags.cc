@@ -45,19 +45,20 @@ std::map<std::string, HostTensor> Tensors(const AttentionResult& result) {
 
 void AddBackward(CLI::App* command, BackwardFlags* flags) {
   command->option_defaults()->group("Gradients");
-  CLI::Option* const backward = command->add_flag(
-      "--backward", flags->backward,
-      "Ask for gradients: of the loss by what --gradients names, from those by O and LSE");
+  CLI::Option* const backward =
+      command->add_flag("--backward", flags->backward,
+                        "Ask for gradients of the loss with respect to the tensors in --gradients, "
+                        "given those with respect to O and LSE");
   const auto add = [&](const char* name, std::string* path, const char* help) {
     command->add_option(name, *path, help)->needs(backward);
   };
-  add("--d-o", &flags->d_o, "The loss's gradient by O: .npy, in O's shape and type");
-  add("--d-lse", &flags->d_lse, "The same by LSE: .npy, float32; default: 0");
-  add("--o", &flags->o, "O of the forward pass: .npy; default: the server is asked for it first");
+  add("--d-o", &flags->d_o, "Gradient of the loss with respect to O: .npy, in O's shape and type");
+  add("--d-lse", &flags->d_lse, "The same with respect to LSE: .npy, float32; default: 0");
+  add("--o", &flags->o, "O of the forward pass: .npy; default: computed by the server first");
   add("--lse", &flags->lse, "Its LSE: .npy, float32; with --o");
   command
       ->add_option("--gradients", flags->gradients,
-                   "What is asked for: d_q, d_k, d_v, d_bias, d_sinks, comma-separated")
+                   "Gradients to compute: d_q, d_k, d_v, d_bias, d_sinks, comma-separated")
       ->delimiter(',')
       ->check(CLI::IsMember({"d_q", "d_k", "d_v", "d_bias", "d_sinks"}))
       ->needs(backward)

@@ -76,11 +76,20 @@ Status LoadTensors(const CallFlags& flags, const NeededTensors& needed, Attentio
     return InvalidArgument(std::string(call->k.shape.empty() ? "K" : "V") +
                            " is missing: K and V go together");
   }
-  if (flags.bias.empty()) return Status();
-  const Result<HostTensor> bias = ReadNpy(flags.bias);
-  if (!bias.ok()) return bias.status();
-  call->bias = *bias;
-  return Status();
+  for (const auto& [path, target] :
+       {std::pair{&flags.bias, &call->bias}, std::pair{&flags.tree, &call->tree}}) {
+    if (path->empty()) continue;
+    const Result<HostTensor> tensor = ReadNpy(*path);
+    if (!tensor.ok()) return tensor.status();
+    *target = *tensor;
+  }
+  if (!call->tree) return Status();
+  const std::vector<int64_t>& shape = call->tree->shape;
+  if (call->tree->dtype == DType::kBit && shape.size() == 3 && shape[1] == shape[2]) {
+    return Status();
+  }
+  return InvalidArgument(flags.tree + ": " + std::string(DTypeName(call->tree->dtype)) + " " +
+                         ShapeText(shape) + ", must be bool [B|1, T, T]");
 }
 
 Status FillMask(const CallFlags& flags, AttentionCall* call) {
@@ -113,7 +122,7 @@ void AddDropout(CLI::App* command, CallFlags* o) {
       ->capture_default_str();
   command
       ->add_option("--dropout-seed", o->dropout_seed,
-                   "Which weights are dropped: the same ones for the same seed")
+                   "Selects the weights that are dropped: the same ones for the same seed")
       ->capture_default_str();
 }
 
@@ -131,6 +140,7 @@ Result<AttentionCall> MakeCall(const CallFlags& flags, const NeededTensors& need
   call.kv_lengths = flags.kv_lengths;
   call.cu_q = flags.cu_q;
   call.cu_kv = flags.cu_kv;
+  call.tree_lengths = flags.tree_lengths;
   call.scale = flags.scale;
   call.softcap = flags.softcap;
   call.alibi_slopes = flags.alibi;
@@ -212,6 +222,12 @@ void AddFiles(CLI::App* command, CallFlags* o, const NeededTensors& needed) {
   if (!needed.q) return;
   command->add_option("--bias", o->bias,
                       "Additive bias [B|1, Hq|1, Lq|1, Lk], or a mask of bool, true keeps: .npy");
+  command->add_option("--tree", o->tree,
+                      "Mask of a draft whose tokens are a tree, bool [B|1, T, T], true sees: .npy");
+  command
+      ->add_option("--tree-lengths", o->tree_lengths,
+                   "Tokens of each sequence's draft, B numbers, comma-separated; default: T")
+      ->delimiter(',');
   command->add_option("--out,-o", o->out,
                       "Write O to this file: .npy, or .safetensors, which holds the LSE too");
   command->add_option("--lse-out", o->lse_out,
@@ -252,7 +268,7 @@ void AddMeaning(CLI::App* command, CallFlags* o, bool packed) {
       "--return-lse", o->return_lse,
       "Also return the log-sum-exp, written to --lse-out or, with O, to --out FILE.safetensors");
   command->add_flag("--o-float32", o->o_float32,
-                    "O in float32 whatever Q's type is, as merging of partial answers needs it");
+                    "O in float32 regardless of Q's type, as needed to merge partial answers");
 }
 
 void AddCallOptions(CLI::App* command, CallFlags* o) {

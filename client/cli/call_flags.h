@@ -16,7 +16,7 @@
 namespace attend::client {
 
 struct CallFlags {
-  std::string q, k, v, bias, safetensors, out, lse_out;
+  std::string q, k, v, bias, tree, safetensors, out, lse_out;
   std::string layout = "bhld";
   bool causal = false;
   bool top_left = false;
@@ -26,7 +26,7 @@ struct CallFlags {
   std::vector<float> alibi, sinks;
   float dropout = 0;
   uint64_t dropout_seed = 0;
-  std::vector<int64_t> q_lengths, kv_lengths, cu_q, cu_kv;
+  std::vector<int64_t> q_lengths, kv_lengths, cu_q, cu_kv, tree_lengths;
   bool return_lse = false;
   bool o_float32 = false;
   std::string kernel;

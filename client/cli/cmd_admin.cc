@@ -135,10 +135,10 @@ using AdminCommands = Subcommands<AdminFlags, AdminCalls>;
 void AddAll(AdminCommands* commands) {
   AdminFlags* const f = commands->flags;
   CLI::App* command =
-      commands->Add("drain", "Refuse new work; what was accepted is finished", Drain);
+      commands->Add("drain", "Refuse new work, and finish accepted requests", Drain);
   command
       ->add_option("--wait-s", f->wait_s,
-                   "Seconds to wait until it is finished; exit code 1 if it is not")
+                   "Seconds to wait for them to finish; exit code 1 if some have not")
       ->check(CLI::Range(0.0, 1e6));
   commands->Add("undrain", "Take new work again", Undrain);
   command = commands->Add("log-level", "Set the lowest level that is logged", SetLogLevel);
@@ -146,24 +146,24 @@ void AddAll(AdminCommands* commands) {
       ->required()
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}));
   command = commands->Add("sessions", "List sessions of all tenants, or of one", ListSessions);
-  command->add_option("--tenant", f->tenant, "Those of this tenant");
+  command->add_option("--tenant", f->tenant, "Only sessions of this tenant");
   command = commands->Add("free", "End sessions: those named, or all of a tenant", FreeSessions);
   CLI::Option* const ids = command->add_option("id", f->ids, "Ids of the sessions");
   ids->check(CheckSessionId)->type_name("ID");
-  command->add_option("--tenant", f->tenant, "All of this tenant")->excludes(ids);
+  command->add_option("--tenant", f->tenant, "All sessions of this tenant")->excludes(ids);
   command =
-      commands->Add("evict", "Take the memory of a tenant's sessions that are not in use", Evict);
+      commands->Add("evict", "Evict the tokens of a tenant's sessions that are not in use", Evict);
   command->add_option("tenant", f->tenant, "Whose")->required();
-  command->add_flag("--pinned", f->pinned, "Of pinned sessions too");
-  commands->Add("status", "Print what the server does", PrintStatus);
+  command->add_flag("--pinned", f->pinned, "Include pinned sessions");
+  commands->Add("status", "Print the server's state", PrintStatus);
 }
 
 }  // namespace
 
 Command AddAdmin(CLI::App& app, const CommonOptions& common) {
-  CLI::App* const admin = app.add_subcommand(
-      "admin",
-      "Operate a server: needs the scope admin, or its Unix socket (server/app/README.md)");
+  CLI::App* const admin = app.add_subcommand("admin",
+                                             "Operate a server; needs the scope admin, or the "
+                                             "server's Unix socket (server/app/README.md)");
   admin->require_subcommand(1);
   const auto flags = std::make_shared<AdminFlags>();
   const auto commands = std::make_shared<AdminCommands>(AdminCommands{admin, flags.get(), {}});

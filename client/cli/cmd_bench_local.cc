@@ -138,13 +138,16 @@ int Run(BenchFlags& flags, const CommonOptions& common) {
 Command AddBenchLocal(CLI::App& app, const CommonOptions& common) {
   const auto flags = std::make_shared<BenchFlags>();
   CLI::App* command = app.add_subcommand(
-      "bench-local", "Compute shapes in this process, beside a server's calls if asked");
+      "bench-local",
+      "Compute shapes in this process and, if asked, compare with calls to a server");
   AddShape(command, &flags->shapes);
   command->option_defaults()->group("Options");
   LoadOptions& load = flags->load;
   load.duration_s = 2;
   load.warmup_s = 0.1;
-  command->add_option("--device", flags->device, "Of the computation here: cpu, cuda:N or auto")
+  command
+      ->add_option("--device", flags->device,
+                   "Device of the computation in this process: cpu, cuda:N or auto")
       ->capture_default_str();
   command->add_option("--against", flags->against,
                       "Send the same calls to this server, inline and in shared memory if it has "
@@ -157,7 +160,7 @@ Command AddBenchLocal(CLI::App& app, const CommonOptions& common) {
       ->capture_default_str();
   command->add_option("--count", load.count, "Calls to measure of each way, instead of --duration")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 50));
-  command->add_option("--rounds", flags->rounds, "Turns of each way, which alternate")
+  command->add_option("--rounds", flags->rounds, "Rounds; each way takes one turn in each")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   command->add_option("--pool", load.pool, "Number of different inputs for each shape")

@@ -59,6 +59,7 @@ constexpr const char* kFullShapes[] = {
     "B1,H2,L96,D64,window=0:0,lse",
     "B2,H2,L96,D64,bias",
     "B2,H2,L101,D64,bits,lse",
+    "B2,H4,Hkv2,Lq24,Lk101,D64,tree=19,ragged,causal,lse",
     "B2,H2,L96,D64,dropout=0.5",
     "B4,H4,Hkv2,L120,D128,ragged,layout=lhd,dropout=0.1,lse",
     "B1,H8,L96,D64,alibi,causal",
@@ -204,7 +205,7 @@ Command AddCheck(CLI::App& app, const CommonOptions& common) {
       app.add_subcommand("check", "Check a grid of shapes and features against double precision");
   command->add_flag("--quick", options->quick, "Check a small grid only");
   command->add_flag("--backward", options->backward,
-                    "Check gradients, by the O and LSE that the server gives first");
+                    "Check gradients, from the O and LSE that the server computes first");
   command->add_option("--dtype", options->dtypes, "float32, float16, bfloat16; comma-separated")
       ->delimiter(',')
       ->capture_default_str();

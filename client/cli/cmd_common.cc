@@ -104,7 +104,7 @@ Result<std::shared_ptr<SharedMemory>> ConnectShared(const TransportOptions& opti
 Result<std::vector<std::string>> CudaDevices(const v1::GetServerInfoResponse& info) {
   if (!info.shared_memory().cuda_ipc()) {
     return Status(Code::kFailedPrecondition,
-                  "the server has CUDA IPC off; its --cuda-ipc turns it on");
+                  "CUDA IPC is off on this server; its --cuda-ipc turns it on");
   }
   std::vector<std::string> uuids;
   for (const v1::DeviceInfo& device : info.devices()) {
@@ -128,8 +128,8 @@ void WarnOfTenant(const std::string& tenant, const v1::GetServerInfoResponse& in
     known += (known.empty() ? "" : ", ") + Printable(name);
   }
   std::fprintf(stderr,
-               "attend-client: warning: the server knows no tenant \"%s\", only %s: it counts as "
-               "\"default\"\n",
+               "attend-client: warning: the server has no tenant \"%s\", only %s: its calls count "
+               "as \"default\"\n",
                tenant.c_str(), known.c_str());
 }
 
@@ -156,7 +156,7 @@ int FinishOutput(int exit_code) {
   if (FlushOutput()) return exit_code;
   pollfd reader{STDOUT_FILENO, POLLOUT, 0};
   const bool gone = poll(&reader, 1, 0) > 0 && (reader.revents & POLLERR) != 0;
-  if (!gone) std::fprintf(stderr, "attend-client: stdout did not take all of the output\n");
+  if (!gone) std::fprintf(stderr, "attend-client: stdout did not accept all of the output\n");
   return exit_code == kExitOk ? kExitFailed : exit_code;
 }
 

@@ -25,6 +25,7 @@ struct SessionFlags : CallFlags {
   double lease_s = 0;
   int32_t layer = 0;
   std::optional<int64_t> length;
+  std::vector<int64_t> kept;
 };
 
 std::string TokensText(const v1::Session& session) {
@@ -232,6 +233,19 @@ void AddChanges(SessionCommands* commands) {
                           });
   AddIds(command, f, false);
   command->add_option("--length", f->length, "Tokens to keep")->required();
+  command = commands->Add("keep-draft", "Keep some tokens of a draft in all layers",
+                          [](const SessionFlags& flags, Client& client) {
+                            return Each(flags, client, [&](Session& s) {
+                              return s.KeepDraft(*flags.length, flags.kept);
+                            });
+                          });
+  AddIds(command, f, false);
+  command->add_option("--length", f->length, "Tokens before the draft")->required();
+  command
+      ->add_option(
+          "--kept", f->kept,
+          "The draft's tokens to keep, ascending from 0 on, comma-separated; default: none")
+      ->delimiter(',');
   const auto each = [&](const char* name, const char* help, Status (*act)(Session&)) {
     const SessionCommands::Act act_on_all = [act](const SessionFlags& flags, Client& client) {
       return Each(flags, client, act);
@@ -249,7 +263,8 @@ Command AddSession(CLI::App& app, const CommonOptions& common) {
   const auto flags = std::make_shared<SessionFlags>();
   CLI::App* const parent = app.add_subcommand(
       "session",
-      "Keep K and V on the server: create, append, attend, fork, truncate, free, list, info");
+      "Keep K and V on the server: create, append, attend, fork, truncate, keep-draft, free, list, "
+      "info");
   parent->require_subcommand(1);
   const auto commands = std::make_shared<SessionCommands>(SessionCommands{parent, flags.get(), {}});
   AddShape(commands->Add("create", "Make a session and print its id", Create), flags.get());

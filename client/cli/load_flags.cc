@@ -136,7 +136,7 @@ void AddRate(CLI::App* command, LoadFlags* f) {
           ->check(CLI::Range(1e-3, 1e6));
   command
       ->add_option("--search-precision", f->search_precision,
-                   "Relative width at which the search stops")
+                   "Relative width of the interval at which the search stops")
       ->needs(search)
       ->check(CLI::Range(0.001, 0.5))
       ->capture_default_str();
@@ -159,7 +159,9 @@ void AddStability(CLI::App* command, LoadFlags* f) {
       ->needs(stable)
       ->check(CLI::Range(0.01, 1000.0))
       ->capture_default_str();
-  command->add_option("--percentile", f->stability.percentile, "Of the latency that has to agree")
+  command
+      ->add_option("--percentile", f->stability.percentile,
+                   "Percentile of the latency that must agree")
       ->needs(stable)
       ->check(CLI::Range(1.0, 99.99))
       ->capture_default_str();
@@ -210,7 +212,7 @@ void AddOutput(CLI::App* command, LoadFlags* f) {
   command->option_defaults()->group("Output");
   command->add_option("--json", f->json, "Write the results to this file as JSON");
   const auto no_csv = [](const std::string&) {
-    throw CLI::ValidationError("--csv", "there is no CSV, use --json FILE");
+    throw CLI::ValidationError("--csv", "was removed: use --json FILE");
   };
   command->add_option_function<std::string>("--csv", no_csv)->expected(0, 1)->group("");
   command->add_option("--plot", f->plot,

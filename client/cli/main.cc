@@ -38,7 +38,7 @@ void AddCommonOptions(CLI::App& app, CommonOptions* common) {
       ->type_name("FILE");
   tls("--tls-key", "ATTEND_TLS_KEY", common->tls.key, "Its private key, in PEM")->type_name("FILE");
   tls("--tls-server-name", "ATTEND_TLS_SERVER_NAME", common->tls.server_name,
-      "For whom the server's certificate must be; default: the host of --server")
+      "Name that the server's certificate must have; default: the host of --server")
       ->type_name("NAME");
   app.add_option("--connections", common->connections,
                  "Connections, each with its own socket; calls are spread over them")
@@ -67,7 +67,7 @@ void AddCommonOptions(CLI::App& app, CommonOptions* common) {
       ->capture_default_str();
   app.add_option("--token-file", common->token_file,
                  "File whose first line is the token that says who calls; default: the variable "
-                 "ATTEND_TOKEN. Without TLS it goes to loopback and Unix sockets alone")
+                 "ATTEND_TOKEN. Without TLS it is sent only to loopback and Unix sockets")
       ->envname("ATTEND_TOKEN_FILE")
       ->type_name("FILE");
   app.add_flag_callback(

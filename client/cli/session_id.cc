@@ -34,8 +34,8 @@ std::string CheckSessionId(const std::string& text) {
   const bool hex = id.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
   const bool server = id.size() == text.size() || id.size() + 1 < text.size();
   if (hex && server && id.size() == 2 * kIdBytes) return "";
-  return "\"" + text + "\" is not a session's id, " + std::to_string(2 * kIdBytes) +
-         " hexadecimal digits, and @HOST:PORT of several servers";
+  return "\"" + text + "\" is not a session id, must be " + std::to_string(2 * kIdBytes) +
+         " hexadecimal digits, followed by @HOST:PORT if there are several servers";
 }
 
 }  // namespace attend::client

@@ -18,7 +18,7 @@ LatencyFigures ReadLatency(const json& from) {
   for (const auto& [name, to] :
        {std::pair{"mean", &latency.mean_ms}, std::pair{"p50", &latency.p50_ms},
         std::pair{"p90", &latency.p90_ms}, std::pair{"p99", &latency.p99_ms},
-        std::pair{"p99.9", &latency.p999_ms}}) {
+        std::pair{"p99.9", &latency.p999_ms}, std::pair{"max", &latency.max_ms}}) {
     *to = from.at(name).get<double>();
   }
   return latency;

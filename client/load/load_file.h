@@ -14,7 +14,7 @@ namespace attend::client {
 
 struct LatencyFigures {
   int64_t count = 0;
-  double mean_ms = 0, p50_ms = 0, p90_ms = 0, p99_ms = 0, p999_ms = 0;
+  double mean_ms = 0, p50_ms = 0, p90_ms = 0, p99_ms = 0, p999_ms = 0, max_ms = 0;
 };
 
 struct FileWindow {

@@ -3,7 +3,10 @@
 #include "client/load/load_plot.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <iterator>
 #include <numeric>
 
 namespace attend::client {
@@ -14,11 +17,13 @@ constexpr size_t kHistogramsMax = 6;  // more lines cannot be told apart
 struct Percentile {
   const char* name;
   double LatencyFigures::*value;
+  int64_t answers_min;  // the percentile of fewer answers is their maximum
 };
-constexpr Percentile kPercentiles[] = {{"p50", &LatencyFigures::p50_ms},
-                                       {"p90", &LatencyFigures::p90_ms},
-                                       {"p99", &LatencyFigures::p99_ms},
-                                       {"p99.9", &LatencyFigures::p999_ms}};
+constexpr Percentile kPercentiles[] = {{"p50", &LatencyFigures::p50_ms, 2},
+                                       {"p90", &LatencyFigures::p90_ms, 10},
+                                       {"p99", &LatencyFigures::p99_ms, 100},
+                                       {"p99.9", &LatencyFigures::p999_ms, 1000}};
+constexpr Percentile kMaximum = {"max", &LatencyFigures::max_ms, 1};
 
 bool IsOpen(const LoadFile& file) {
   return std::all_of(file.steps.begin(), file.steps.end(),
@@ -41,18 +46,44 @@ std::vector<FileStep> Answered(const LoadFile& file) {
   return steps;
 }
 
+// Percentiles that measurements of at least `answers` answers have, and the maximum in place of
+// those that they lack.
+std::vector<Percentile> PercentilesOf(int64_t answers) {
+  std::vector<Percentile> drawn;
+  for (const Percentile& percentile : kPercentiles) {
+    if (answers >= percentile.answers_min) drawn.push_back(percentile);
+  }
+  if (drawn.size() < std::size(kPercentiles)) drawn.push_back(kMaximum);
+  return drawn;
+}
+
+// One value for each window that the step reports and that has at least so many answers.
+std::vector<double> OfWindows(const FileStep& step, int64_t answers_min,
+                              const std::function<double(const FileWindow&)>& of) {
+  std::vector<double> values;
+  for (const FileWindow& window : step.windows) {
+    if (window.reported && window.latency.count >= answers_min) values.push_back(of(window));
+  }
+  return values;
+}
+
 Series LatencySeries(const std::vector<FileStep>& steps, const Percentile& percentile,
                      const std::string& name) {
-  Series series{name, {}, {}};
+  Series series{name, {}};
   for (const FileStep& step : steps) {
     series.points.push_back({step.requests_per_s, step.latency.*percentile.value});
+    series.ranges.push_back(OfWindows(
+        step, percentile.answers_min,
+        [&percentile](const FileWindow& window) { return window.latency.*percentile.value; }));
   }
   return series;
 }
 
 LineChart LatencyOverRate(const std::vector<FileStep>& steps) {
   LineChart chart{"Latency against rate", "requests/s answered", "latency, ms", false, true, {}};
-  for (const Percentile& percentile : kPercentiles) {
+  int64_t answers = INT64_MAX;
+  for (const FileStep& step : steps) answers = std::min(answers, step.latency.count);
+  for (const Percentile& percentile : PercentilesOf(answers)) {
     chart.series.push_back(LatencySeries(steps, percentile, percentile.name));
   }
   for (const FileStep& step : steps) {
@@ -62,9 +93,11 @@ LineChart LatencyOverRate(const std::vector<FileStep>& steps) {
 }
 
 Series RateSeries(const std::vector<FileStep>& steps, const std::string& name) {
-  Series series{name, {}, {}};
+  Series series{name, {}};
   for (const FileStep& step : steps) {
     series.points.push_back({OfferedOf(step.step), step.requests_per_s});
+    series.ranges.push_back(
+        OfWindows(step, 0, [](const FileWindow& window) { return window.requests_per_s; }));
   }
   return series;
 }
@@ -72,20 +105,8 @@ Series RateSeries(const std::vector<FileStep>& steps, const std::string& name) {
 LineChart RateOverLoad(const std::vector<FileStep>& steps, bool open) {
   const char* offered = open ? "requests/s offered" : "callers, each with one request in flight";
   LineChart chart{"Throughput", offered, "requests/s", true, false, {}};
-  Series low{"slowest window", {}, {}}, high{"fastest window", {}, {}};
-  for (const FileStep& step : steps) {
-    double least = step.requests_per_s, most = step.requests_per_s;
-    for (const FileWindow& window : step.windows) {
-      if (!window.reported) continue;
-      least = std::min(least, window.requests_per_s);
-      most = std::max(most, window.requests_per_s);
-    }
-    low.points.push_back({OfferedOf(step.step), least});
-    high.points.push_back({OfferedOf(step.step), most});
-  }
-  low.bare = high.bare = true;
-  for (const Point& point : low.points) chart.x_ticks.push_back(point.x);
-  chart.series = {RateSeries(steps, "answered"), low, high};
+  chart.series = {RateSeries(steps, "answered, and its windows' range")};
+  for (const Point& point : chart.series[0].points) chart.x_ticks.push_back(point.x);
   return chart;
 }
 
@@ -99,7 +120,7 @@ LineChart GoodputOverLoad(const LoadFile& file) {
                   true,
                   false,
                   {}};
-  Series refused{"refused", {}, {}}, late{"too late", {}, {}};
+  Series refused{"refused", {}}, late{"too late", {}};
   for (const FileStep& step : file.steps) {
     const double x = OfferedOf(step.step);
     chart.x_ticks.push_back(x);
@@ -119,8 +140,10 @@ double MiddleOf(const FileWindow& window) { return window.start_s + window.elaps
 
 LineChart LatencyOverTime(const FileStep& step) {
   LineChart chart{"Latency by window", "time, s", "latency, ms", false, true, {}};
-  for (const Percentile& percentile : kPercentiles) {
-    Series series{percentile.name, {}, {}};
+  int64_t answers = INT64_MAX;
+  for (const FileWindow& window : step.windows) answers = std::min(answers, window.latency.count);
+  for (const Percentile& percentile : PercentilesOf(answers)) {
+    Series series{percentile.name, {}};
     for (const FileWindow& window : step.windows) {
       series.points.push_back({MiddleOf(window), window.latency.*percentile.value});
     }
@@ -131,7 +154,7 @@ LineChart LatencyOverTime(const FileStep& step) {
 
 LineChart RateOverTime(const FileStep& step) {
   LineChart chart{"Throughput by window", "time, s", "requests/s", false, false, {}};
-  Series series{"answered", {}, {}};
+  Series series{"answered", {}};
   for (const FileWindow& window : step.windows) {
     series.points.push_back({MiddleOf(window), window.requests_per_s});
   }

@@ -104,10 +104,11 @@ Figure SessionLoadFigure(const LoadOptions& options,
                          const std::vector<SessionLoadResult>& results) {
   LineChart tokens{"Tokens decoded", "sessions at once", "tokens/s", true, false, {}};
   LineChart steps{"Time of a step", "sessions at once", "ms, all layers", true, true, {}};
-  tokens.series = {{"tokens/s", {}, {}}};
-  steps.series = {{"p50", {}, {}}, {"p99", {}, {}}};
+  tokens.series = {{"tokens/s", {}}};
+  steps.series = {{"p50", {}}, {"p99", {}}};
   for (const SessionLoadResult& result : results) {
     const auto sessions = static_cast<double>(result.sessions);
+    for (LineChart* const chart : {&tokens, &steps}) chart->x_ticks.push_back(sessions);
     tokens.series[0].points.push_back({sessions, result.tokens_per_s()});
     steps.series[0].points.push_back({sessions, Ms(result.stats.step_ns.ValueAt(0.5))});
     steps.series[1].points.push_back({sessions, Ms(result.stats.step_ns.ValueAt(0.99))});

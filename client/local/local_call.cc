@@ -3,6 +3,9 @@
 #include "client/local/local_call.h"
 
 #include <charconv>
+#include <utility>
+
+#include "client/call/tree_mask.h"
 
 namespace attend::client {
 namespace {
@@ -45,7 +48,9 @@ Result<std::unique_ptr<LocalCall>> LocalCall::Make(int32_t device, const Attenti
   if (call.backward) {
     return Status(Code::kUnimplemented, "backward: gradients are not measured in this process");
   }
-  std::unique_ptr<LocalCall> local(new LocalCall(device, call));
+  Result<AttentionCall> written = WithTreeAsBias(call);
+  if (!written.ok()) return written.status();
+  std::unique_ptr<LocalCall> local(new LocalCall(device, *std::move(written)));
   ATTEND_RETURN_IF_ERROR(local->Prepare());
   return local;
 }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "client/call/attention_call.h"
@@ -24,8 +25,8 @@ class LocalCall {
  public:
   using NowNs = std::function<int64_t()>;
 
-  // `call` must outlive this. UNIMPLEMENTED: gradients, sessions, or no kernel of the device can
-  // compute it. RESOURCE_EXHAUSTED: not enough device memory.
+  // `call`'s tensors must outlive this. UNIMPLEMENTED: gradients, sessions, or no kernel of the
+  // device can compute it. RESOURCE_EXHAUSTED: not enough device memory.
   static Result<std::unique_ptr<LocalCall>> Make(int32_t device, const AttentionCall& call);
   ~LocalCall();
 
@@ -42,7 +43,7 @@ class LocalCall {
     int64_t bytes;
   };
 
-  LocalCall(int32_t device, const AttentionCall& call) : device_(device), call_(call) {}
+  LocalCall(int32_t device, AttentionCall call) : device_(device), call_(std::move(call)) {}
   Status Prepare();
   void Describe(const Attention& attention);
   // Makes `*pointer` point to the device copy; no effect on the CPU.
@@ -52,7 +53,7 @@ class LocalCall {
   Status Copy(const std::vector<Mirror>& mirrors, int32_t kind);
 
   const int32_t device_;
-  const AttentionCall& call_;
+  const AttentionCall call_;  // with its tree written out
   AttentionResult result_;
   attend_params params_ = {};
   std::vector<Mirror> inputs_, outputs_;

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
+#include <span>
+#include <variant>
 
 #include "client/plot/axis.h"
 
@@ -29,6 +32,9 @@ struct Box {
   double left, top, right, bottom;
 };
 
+// A part of a bar that is less than this share of the longest bar is not seen.
+constexpr double kSeenShare = 0.001;
+
 // Draws one panel.
 class Painter {
  public:
@@ -40,7 +46,7 @@ class Painter {
   void Path(std::vector<Point> points, Pen pen) {
     drawing_.Add(Line{std::move(points), std::move(pen)});
   }
-  // Wraps lines to the box's width, from its top. Returns the height used.
+  // Leaves out empty names. Wraps lines to the box's width, from its top. Returns the height used.
   double Legend(const Box& box, const std::vector<std::string>& names, bool lines);
   void Panel(const LineChart& chart, Box box, bool legend);
   void Panel(const BarChart& chart, Box box, bool legend);
@@ -52,8 +58,12 @@ class Painter {
   }
   void Frame(const LineChart& chart, const Box& box, const Axis& x, const Axis& y);
   void Lines(const LineChart& chart, const Axis& x, const Axis& y);
+  // From the least to the greatest of what was measured at one x.
+  void Ranges(double at, const std::vector<double>& measured, const Axis& x, const Axis& y,
+              Color color);
   void Labels(const Series& series, const Axis& x, const Axis& y);
-  void Range(double left, double right, double y);
+  // A line between two points with a stroke across each end.
+  void Range(Point from, Point to, Pen pen);
   void Bars(const BarChart& chart, const Box& box, const Axis& x);
   void XTicks(const Box& box, const Axis& axis, std::vector<double> ticks, const std::string& label,
               bool grid);
@@ -67,13 +77,45 @@ std::vector<std::string> NamesOf(const LineChart& chart) {
   return names;
 }
 std::vector<std::string> NamesOf(const BarChart& chart) { return chart.parts; }
-std::vector<std::string> NamesOf(const std::variant<LineChart, BarChart>& panel) {
+
+double SumOf(const BarChart::Row& row) {
+  return std::accumulate(row.parts.begin(), row.parts.end(), 0.0);
+}
+
+using AnyChart = std::variant<LineChart, BarChart>;
+
+std::vector<std::string> NamesOf(const AnyChart& panel) {
   return std::visit([](const auto& chart) { return NamesOf(chart); }, panel);
+}
+
+void MarkSeen(const LineChart&, std::vector<bool>* seen) { seen->assign(seen->size(), true); }
+void MarkSeen(const BarChart& chart, std::vector<bool>* seen) {
+  double longest = 0;
+  for (const BarChart::Row& row : chart.rows) longest = std::max(longest, SumOf(row));
+  for (const BarChart::Row& row : chart.rows) {
+    for (size_t part = 0; part < std::min(seen->size(), row.parts.size()); ++part) {
+      if (row.parts[part] > kSeenShare * longest) (*seen)[part] = true;
+    }
+  }
+}
+
+// The panels' common names, empty where nothing of that name is seen in any.
+std::vector<std::string> LegendOf(std::span<const AnyChart> panels) {
+  std::vector<std::string> names = NamesOf(panels.front());
+  std::vector<bool> seen(names.size());
+  for (const AnyChart& panel : panels) {
+    std::visit([&seen](const auto& chart) { MarkSeen(chart, &seen); }, panel);
+  }
+  for (size_t n = 0; n < names.size(); ++n) {
+    if (!seen[n]) names[n].clear();
+  }
+  return names;
 }
 
 double Painter::Legend(const Box& box, const std::vector<std::string>& names, bool lines) {
   double x = box.left, y = box.top;
   for (size_t n = 0; n < names.size(); ++n) {
+    if (names[n].empty()) continue;
     const double width = 26 + TextWidth(names[n], 11) + 14;
     if (x > box.left && x + width > box.right + 14) {
       x = box.left;
@@ -127,11 +169,24 @@ void Painter::Lines(const LineChart& chart, const Axis& x, const Axis& y) {
     for (const Point& point : series.points) {
       if (x.Shows(point.x) && y.Shows(point.y)) points.push_back({x.At(point.x), y.At(point.y)});
     }
+    for (size_t i = 0; i < std::min(series.ranges.size(), series.points.size()); ++i) {
+      Ranges(series.points[i].x, series.ranges[i], x, y, ColorOf(n));
+    }
     if (points.size() > 1) Path(points, PenOf(n));
     if (series.bare) continue;
     for (const Point& point : points) drawing_.Add(Disc{point, 3.2, ColorOf(n)});
   }
   for (const Series& series : chart.series) Labels(series, x, y);
+}
+
+void Painter::Ranges(double at, const std::vector<double>& measured, const Axis& x, const Axis& y,
+                     Color color) {
+  std::vector<double> shown;
+  std::copy_if(measured.begin(), measured.end(), std::back_inserter(shown),
+               [&y](double value) { return y.Shows(value); });
+  if (shown.empty() || !x.Shows(at)) return;
+  const auto [low, high] = std::minmax_element(shown.begin(), shown.end());
+  Range({x.At(at), y.At(*low)}, {x.At(at), y.At(*high)}, {color});
 }
 
 // Draws the labels that do not overlap earlier ones.
@@ -160,11 +215,12 @@ void Painter::Panel(const LineChart& chart, Box box, bool legend) {
       xs.push_back(point.x);
       ys.push_back(point.y);
     }
+    for (const auto& range : series.ranges) ys.insert(ys.end(), range.begin(), range.end());
   }
   Title(chart.title, &box);
   box.left += 62;
   box.right -= 14;
-  if (legend) box.top += Legend(box, NamesOf(chart), true);
+  if (legend) box.top += Legend(box, LegendOf(std::vector<AnyChart>{chart}), true);
   box.bottom -= 48;
   Axis x(xs, chart.log_x), y(ys, chart.log_y);
   x.Place(box.left, box.right);
@@ -173,10 +229,12 @@ void Painter::Panel(const LineChart& chart, Box box, bool legend) {
   Lines(chart, x, y);
 }
 
-// A horizontal line with a stroke at each end.
-void Painter::Range(double left, double right, double y) {
-  Path({{left, y}, {right, y}}, {});
-  for (const double x : {left, right}) Path({{x, y - 4}, {x, y + 4}}, {});
+void Painter::Range(Point from, Point to, Pen pen) {
+  Path({from, to}, pen);
+  const Point across = from.y == to.y ? Point{0, 4} : Point{4, 0};
+  for (const Point& end : {from, to}) {
+    Path({{end.x - across.x, end.y - across.y}, {end.x + across.x, end.y + across.y}}, pen);
+  }
 }
 
 void Painter::Bars(const BarChart& chart, const Box& box, const Axis& x) {
@@ -196,7 +254,7 @@ void Painter::Bars(const BarChart& chart, const Box& box, const Axis& x) {
     double end = sum;
     if (const std::vector<double>& range = chart.rows[row].range; !range.empty()) {
       const auto [low, high] = std::minmax_element(range.begin(), range.end());
-      Range(x.At(*low), x.At(*high), middle);
+      Range({x.At(*low), middle}, {x.At(*high), middle}, {});
       end = std::max(end, *high);
     }
     if (height >= 11) Text({x.At(end) + 5, middle + 4}, TickText(sum) + " " + chart.unit, {10});
@@ -210,11 +268,12 @@ void Painter::Panel(const BarChart& chart, Box box, bool legend) {
   std::vector<double> sums;
   for (const BarChart::Row& row : chart.rows) {
     names_width = std::max(names_width, TextWidth(row.name, 11));
-    sums.push_back(std::accumulate(row.parts.begin(), row.parts.end(), 0.0));
+    sums.push_back(SumOf(row));
     sums.insert(sums.end(), row.range.begin(), row.range.end());
   }
   if (legend) {
-    box.top += Legend({box.left + 16, box.top, box.right - 14, 0}, NamesOf(chart), false);
+    box.top += Legend({box.left + 16, box.top, box.right - 14, 0},
+                      LegendOf(std::vector<AnyChart>{chart}), false);
   }
   box.left += names_width + 18;
   box.right -= 14;
@@ -250,7 +309,7 @@ Drawing Draw(const Figure& figure) {
       count > 1 && std::all_of(figure.panels.begin(), figure.panels.end(), same_names);
   if (shared) {
     const bool lines = std::holds_alternative<LineChart>(figure.panels.front());
-    top += painter.Legend({20, top, drawing.width - 20, 0}, NamesOf(figure.panels.front()), lines);
+    top += painter.Legend({20, top, drawing.width - 20, 0}, LegendOf(figure.panels), lines);
   }
   for (int n = 0; n < count; ++n) {
     const double left = 5 + (n % columns) * figure.panel_width;

@@ -15,8 +15,11 @@ namespace attend::client {
 struct Series {
   std::string name;
   std::vector<Point> points;
-  std::vector<std::string> labels;  // at the points; empty: none
-  bool bare = false;                // without marks at the points
+  std::vector<std::string> labels = {};  // at the points; empty: none
+  bool bare = false;                     // without marks at the points
+  // Individual measurements of each point's y, drawn as a line from the least to the greatest.
+  // Empty: none.
+  std::vector<std::vector<double>> ranges = {};
 };
 
 struct LineChart {
@@ -52,7 +55,8 @@ struct Figure {
   double panel_height = 310;
 };
 
-// Panels with the same series names share one legend at the top; otherwise each has its own.
+// Panels with the same series names share one legend at the top; otherwise each has its own. Parts
+// of bars that are too thin to be seen are not in it.
 Drawing Draw(const Figure& figure);
 
 }  // namespace attend::client

@@ -62,7 +62,7 @@ class ControlCall final : public Operation {
 
  private:
   static ControlOutcome NoMemory() {
-    return {Status(Code::kResourceExhausted, "there is no memory for the request")};
+    return {Status(Code::kResourceExhausted, "no memory for the request")};
   }
   void Begin(const Prepare& prepare, Response* response) {
     try {

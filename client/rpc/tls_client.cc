@@ -49,15 +49,15 @@ bool IsIp(const std::string& host) {
 std::string AlertText(int alert) {
   switch (alert) {
     case SSL_AD_CERTIFICATE_REQUIRED:
-      return "it takes only clients that show a certificate (--tls-cert, --tls-key)";
+      return "it accepts only clients with a certificate (--tls-cert, --tls-key)";
     case SSL_AD_HANDSHAKE_FAILURE:
-      return "it takes only clients that show a certificate, or no cipher of this client";
+      return "it accepts only clients with a certificate, or none of this client's ciphers";
     case SSL_AD_CERTIFICATE_EXPIRED:
       return "this client's certificate has expired";
     case SSL_AD_CERTIFICATE_REVOKED:
       return "this client's certificate has been revoked";
     case SSL_AD_UNKNOWN_CA:
-      return "this client's certificate is of an authority that the server does not know";
+      return "this client's certificate is signed by an authority that the server does not trust";
     case SSL_AD_BAD_CERTIFICATE:
     case SSL_AD_UNSUPPORTED_CERTIFICATE:
     case SSL_AD_CERTIFICATE_UNKNOWN:
@@ -169,10 +169,10 @@ Result<std::shared_ptr<const TlsClient>> TlsClient::Make(const TlsOptions& optio
   if (IsUnixTarget(target)) return std::shared_ptr<const TlsClient>();
   if (IsList(target) && options.server_name.empty()) {
     return InvalidArgument("server " + target + " is a list, and tls_ca needs tls_server_name: " +
-                           "for whom the servers' certificates are");
+                           "the name in the servers' certificates");
   }
   const std::shared_ptr<TlsClient> made(new TlsClient(options, target));
-  if (made->context_ == nullptr) return Internal("OpenSSL has no TLS");
+  if (made->context_ == nullptr) return Internal("OpenSSL cannot create a TLS context");
   ATTEND_RETURN_IF_ERROR(made->Read());
   return std::shared_ptr<const TlsClient>(made);
 }
@@ -222,7 +222,7 @@ std::string TlsClient::WhyNotVerified(SSL* ssl) const {
     case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
     case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
     case X509_V_ERR_CERT_SIGNATURE_FAILURE:
-      return "the server's certificate is of no authority in tls_ca " + options_.ca;
+      return "the server's certificate is not signed by an authority in tls_ca " + options_.ca;
     case X509_V_ERR_HOSTNAME_MISMATCH:
     case X509_V_ERR_IP_ADDRESS_MISMATCH:
       return "the server's certificate is not for " + name + " (tls_server_name)";
@@ -241,7 +241,7 @@ std::string TlsClient::WhyRefused(SSL* ssl) const {
   }
   if (reason == SSL_R_WRONG_VERSION_NUMBER || reason == SSL_R_HTTP_REQUEST ||
       reason == SSL_R_PACKET_LENGTH_TOO_LONG || reason == SSL_R_RECORD_LENGTH_MISMATCH) {
-    return "no TLS is spoken at " + host_ + ":" + port_ + ", it is a plaintext port";
+    return "there is no TLS at " + host_ + ":" + port_ + ", it is a plaintext port";
   }
   return "the server ended the TLS handshake";
 }

@@ -8,7 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "client/call/random.h"
+#include "client/call/tree_mask.h"
 #include "client/tool/file_io.h"
+#include "kernels/contract/tree.h"
 
 namespace attend::client {
 namespace {
@@ -96,6 +98,10 @@ Status ParseValue(std::string_view word, std::string_view key, std::string_view 
     if (!ParseNumber(value, &spec->scale.emplace()) || !std::isfinite(*spec->scale)) {
       return BadWord(word, "must be a finite number");
     }
+  } else if (key == "tree") {
+    if (!ParseNumber(value, &spec->tree) || spec->tree < 1 || spec->tree > kTreeTokensMax) {
+      return BadWord(word, "must be a number in [1, 1024]");
+    }
   } else if (key == "dropout") {
     if (!ParseNumber(value, &spec->dropout)) return BadWord(word, "must be a number");
     return DropoutSteps("dropout", spec->dropout).status();
@@ -106,7 +112,7 @@ Status ParseValue(std::string_view word, std::string_view key, std::string_view 
   } else {
     return BadWord(word,
                    "unknown; known are B H Hq Hkv L Lq Lk D Dv dtype layout ragged causal window "
-                   "top-left scale softcap bias bits alibi sinks lse dropout backward kernel "
+                   "top-left scale softcap bias bits tree alibi sinks lse dropout backward kernel "
                    "weight");
   }
   return Status();
@@ -227,6 +233,20 @@ Status FillTerms(const CallSpec& spec, int64_t longest_q, int64_t longest_k, Ran
   return Status();
 }
 
+// Drafts of shorter sequences have fewer tokens.
+Status FillTree(const CallSpec& spec, const std::vector<int64_t>& lengths_q,
+                const std::vector<int64_t>& lengths_k, Random& random, AttentionCall* call) {
+  std::vector<int64_t> parents;
+  for (int64_t i = 0; i < spec.tree; ++i) parents.push_back(random.Below(i + 1) - 1);
+  Result<HostTensor> tree = TreeFromParents(parents);
+  if (!tree.ok()) return tree.status();
+  call->tree = *tree;
+  for (size_t b = 0; b < lengths_q.size(); ++b) {
+    call->tree_lengths.push_back(std::min({spec.tree, lengths_q[b], lengths_k[b]}));
+  }
+  return Status();
+}
+
 }  // namespace
 
 Result<CallSpec> ParseCallSpec(const std::string& text) {
@@ -250,8 +270,11 @@ Result<CallSpec> ParseCallSpec(const std::string& text) {
   if (spec.causal && spec.window_right > 0) {
     return InvalidArgument("shape \"" + text + "\": causal allows no window to the right");
   }
-  if (spec.bias && spec.bits) {
-    return InvalidArgument("shape \"" + text + "\": bias and bits exclude each other");
+  if (spec.bias + spec.bits + (spec.tree > 0) > 1) {
+    return InvalidArgument("shape \"" + text + "\": bias, bits and tree exclude each other");
+  }
+  if (spec.tree > 0 && spec.backward) {
+    return InvalidArgument("shape \"" + text + "\": tree and backward exclude each other");
   }
   return spec;
 }
@@ -337,6 +360,7 @@ Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed) {
     if (!tensor.ok()) return tensor.status();
     *target = std::move(*tensor);
   }
+  if (spec.tree > 0) ATTEND_RETURN_IF_ERROR(FillTree(spec, lengths_q, lengths_k, random, &call));
   FillMask(spec, &call);
   ATTEND_RETURN_IF_ERROR(FillTerms(spec, longest_q, longest_k, random, &call));
   if (!spec.backward) return call;

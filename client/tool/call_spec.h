@@ -34,6 +34,7 @@ struct CallSpec {
   float softcap = 0;
   bool bias = false;
   bool bits = false;  // the bias is a bit mask
+  int64_t tree = 0;   // tokens of the draft, whose parents are random; 0: no tree
   double dropout = 0;
   bool alibi = false;
   bool sinks = false;
@@ -49,6 +50,7 @@ struct CallSpec {
 //   causal  window=LEFT:RIGHT  top-left          mask; -1 = no bound
 //   scale=X softcap=X bias alibi sinks lse       terms of the scores, and the log-sum-exp
 //   bits                                         a mask of random bits; not with bias
+//   tree=T                                       the last T tokens are a random tree; likewise
 //   dropout=P                                    a weight is dropped with this probability
 //   backward                                     gradients instead of O
 //   kernel=NAME  weight=X

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "client/call/backward_call.h"
+#include "client/call/tree_mask.h"
 #include "kernels/contract/select.h"
 #include "kernels/reference/check_gradients.h"
 #include "kernels/util/thread_name.h"
@@ -27,8 +28,10 @@ Result<RowsReport> VerifyAnswer(const AttentionCall& call, const AttentionResult
     return Internal(call.return_lse ? "the answer has no lse"
                                     : "the answer has an lse that was not requested");
   }
+  const Result<AttentionCall> written = WithTreeAsBias(call);
+  if (!written.ok()) return written.status();
   const Result<Attention> attention =
-      Describe(call, &result.o, result.lse ? &*result.lse : nullptr);
+      Describe(*written, &result.o, result.lse ? &*result.lse : nullptr);
   if (!attention.ok()) return attention.status();
   return CheckRows(*attention, SampleRows(*attention, seed, work_budget), nullptr,
                    RoundsWeights(result.kernel));

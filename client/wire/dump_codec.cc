@@ -83,6 +83,16 @@ Result<AttentionCall> CallFromRequest(std::shared_ptr<const v1::AttendRequest> r
     if (!ref.ok()) return ref.status();
     call.bias = std::move(*ref);
   }
+  if (!m.tree().empty()) {
+    const int64_t tokens = m.tree_tokens();
+    const Result<int64_t> one = TensorBytes("tree", DType::kBit, {1, tokens, tokens});
+    if (!one.ok()) return one.status();
+    const auto bytes = std::ssize(m.tree());
+    call.tree.emplace(DType::kBit,
+                      std::vector<int64_t>{*one == 0 ? 0 : bytes / *one, tokens, tokens},
+                      m.tree().data(), bytes);
+    call.tree->owner = request;
+  }
   if (m.has_backward()) {
     Result<BackwardCall> backward = BackwardOf(request, raw_index);
     if (!backward.ok()) return backward.status();
@@ -94,6 +104,7 @@ Result<AttentionCall> CallFromRequest(std::shared_ptr<const v1::AttendRequest> r
   call.kv_lengths.assign(m.kv_lengths().begin(), m.kv_lengths().end());
   call.cu_q.assign(m.cu_q().begin(), m.cu_q().end());
   call.cu_kv.assign(m.cu_kv().begin(), m.cu_kv().end());
+  call.tree_lengths.assign(m.tree_lengths().begin(), m.tree_lengths().end());
   if (m.has_scale()) call.scale = m.scale();
   call.mask.kind =
       m.mask().kind() == v1::Mask::KIND_UNSPECIFIED ? v1::Mask::KIND_NONE : m.mask().kind();

@@ -136,6 +136,14 @@ v1::AttendRequest RequestHeader(const AttentionCall& call) {
     FillTensor(call.v, m.mutable_v());
   }
   if (call.bias) FillTensor(*call.bias, m.mutable_bias());
+  if (call.tree) {
+    // Without bits that can be sent, the server refuses the request.
+    if (call.tree->dtype == DType::kBit && call.tree->data != nullptr) {
+      m.set_tree(call.tree->data, static_cast<size_t>(call.tree->bytes));
+    }
+    m.set_tree_tokens(call.tree->shape.empty() ? 0 : call.tree->shape.back());
+  }
+  *m.mutable_tree_lengths() = {call.tree_lengths.begin(), call.tree_lengths.end()};
   m.set_layout(call.layout);
   *m.mutable_q_lengths() = {call.q_lengths.begin(), call.q_lengths.end()};
   *m.mutable_kv_lengths() = {call.kv_lengths.begin(), call.kv_lengths.end()};

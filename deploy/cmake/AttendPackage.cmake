@@ -23,6 +23,7 @@ set(attend_client_headers
   client/call/shared_call.h
   client/call/tensor.h
   client/call/tls_options.h
+  client/call/tree_mask.h
   client/client.h
   client/memory/cuda_driver.h
   client/memory/cuda_memory.h

@@ -135,6 +135,16 @@ typedef struct attend_params {
   int64_t workspace_bytes;
 } attend_params;
 
+/* The mask of a draft whose tokens are a tree (speculative decoding): bit j of row i is 1 where the
+ * draft's token i sees token j. Zero it, set struct_bytes, then what applies. Host memory. */
+typedef struct attend_tree {
+  uint64_t struct_bytes;  /* sizeof(attend_tree) */
+  const void* bits;       /* [B|1, tokens, tokens], as ATTEND_BIT; every row begins on a byte */
+  int64_t tokens;         /* in [1, 1024] */
+  int64_t stride_b;       /* bytes from one sequence's tree to the next's; 0 = one for all */
+  const int64_t* lengths; /* [B] tokens of each sequence's draft; NULL = all */
+} attend_tree;
+
 /* The backward pass of one attention: from the gradients with respect to O and LSE to those with
  * respect to Q, K, V and, on request, bias and sinks. Zero it, set struct_bytes, then what
  * applies. */
@@ -191,6 +201,13 @@ ATTEND_API int32_t attend_backward_workspace_bytes(const attend_backward_params*
                                                    int64_t* bytes);
 ATTEND_API int32_t attend_select_backward(const attend_backward_params* params, const char** kernel,
                                           const char** why);
+
+/* Writes a tree out as a bias [B, 1, len_q, len_k] of ATTEND_BIT, whose rows of len_k bits begin on
+ * byte boundaries, to `bias`, host memory of that many bytes: the draft is each sequence's last
+ * queries and keys. Of `params` it reads batch, len_q, len_k, packed and the lengths or offsets,
+ * which must be in host memory here. */
+ATTEND_API int32_t attend_write_tree(const attend_tree* tree, const attend_params* params,
+                                     void* bias, int64_t bytes);
 
 /* Number of compiled variants of the kernel for this problem, and the name of one ("" if out of
  * range). */

@@ -12,13 +12,13 @@ Status Check(const Attention& a, const Gradients& g) {
     return Unimplemented("gradients of keys in pages: the pages may belong to several sequences");
   }
   if (g.d_bias.data != nullptr && !p.has_bias) {
-    return InvalidArgument("d_bias is asked for, there is no bias");
+    return InvalidArgument("d_bias is requested, but there is no bias");
   }
   if (g.d_bias.data != nullptr && a.bias.dtype == DType::kBit) {
-    return InvalidArgument("d_bias is asked for, the bias is a mask of bits");
+    return InvalidArgument("d_bias is requested, but the bias is a mask of bits");
   }
   if (g.d_sinks != nullptr && !p.has_sinks) {
-    return InvalidArgument("d_sinks are asked for, there are no sinks");
+    return InvalidArgument("d_sinks are requested, but there are no sinks");
   }
   return Status();
 }

@@ -53,7 +53,7 @@ Result<const KernelInfo*> FindForced(std::string_view forced, const DeviceInfo& 
 Status CheckDType(const Problem& problem, const KernelInfo* kernel) {
   if (problem.dtype != DType::kFloat64) return Status();
   if (kernel != nullptr && kernel->id == KernelId::kCpuReference) return Status();
-  return Unimplemented("float64 is computed by cpu_reference alone, asked for by name");
+  return Unimplemented("float64 is computed only by cpu_reference, which must be named");
 }
 
 // Why a kernel cannot compute a problem, or why one was chosen.
@@ -311,13 +311,13 @@ Result<Selection> SelectCuda(const Problem& problem, const DeviceInfo& device,
   }
   const Reason not_sm90 = WhyNotSm90(problem, device, memory);
   if (not_sm90.empty()) {
-    return Fit(
-        *Find("cuda_flash_sm90"), problem, device, memory,
-        {memory.repack_bytes > 0
-             ? "wgmma and TMA are the fastest on Hopper; Q, K and V are copied to 16-byte "
-               "boundaries first"
-             : "wgmma and TMA are the fastest on Hopper, and the kernel supports all that is asked",
-         fallback});
+    return Fit(*Find("cuda_flash_sm90"), problem, device, memory,
+               {memory.repack_bytes > 0
+                    ? "wgmma and TMA are the fastest on Hopper; Q, K and V are copied to 16-byte "
+                      "boundaries first"
+                    : "wgmma and TMA are the fastest on Hopper, and the kernel supports every "
+                      "requested option",
+                fallback});
   }
   const Reason not_sm80 = WhyNotSm80(problem, device);
   if (not_sm80.empty()) return Fit(*Find("cuda_flash_sm80"), problem, device, memory, not_sm90);
@@ -376,8 +376,9 @@ Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& devic
       return Selection{KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
     }
     if (not_sm90.empty()) {
-      return FitBackward(KernelId::kCudaFlashSm90, problem, device,
-                         {"wgmma and TMA are the fastest on Hopper, and take all that is asked"});
+      return FitBackward(
+          KernelId::kCudaFlashSm90, problem, device,
+          {"wgmma and TMA are the fastest on Hopper, and support every requested option"});
     }
     if (not_sm80.empty()) return FitBackward(KernelId::kCudaFlashSm80, problem, device, not_sm90);
     return FitBackward(KernelId::kCudaFlashFp32, problem, device, not_sm80);

@@ -322,7 +322,7 @@ class CpuBackend : public Backend {
     const Status threads =
         Guarded([&] { std::call_once(threads_made_, [this] { MakeThreads(threads_, pool_); }); });
     if (!threads.ok()) {
-      return ResourceExhausted("the CPU backend cannot have its " + std::to_string(threads_) +
+      return ResourceExhausted("the CPU backend cannot create its " + std::to_string(threads_) +
                                " threads: " + threads.message());
     }
     std::unique_ptr<Lane> lane;

@@ -12,10 +12,12 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "kernels/contract/attention_slice.h"
 #include "kernels/reference/dropout_factor.h"
 #include "kernels/reference/gradient_terms.h"
 #include "kernels/reference/row_weights.h"
@@ -25,6 +27,8 @@ namespace attend {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Work budget for the O and LSE that a wrong gradient came from: some 0.1 s.
+constexpr double kBlamedWork = 1 << 26;
 // Upper bound of rows judged per gradient, however cheap they are.
 constexpr int64_t kRowsMost = 1 << 16;
 // Shares of the work budget: O and LSE 1, the rows' softmax 2, five gradients 1 each, the sums of
@@ -68,6 +72,11 @@ class Judge {
   struct Place {
     int64_t b = 0, h = 0, row = 0;
   };
+  // The rows whose O and LSE a gradient depends on: one, or all of some sequences and KV heads.
+  struct Inputs {
+    AttentionSlice part;
+    std::optional<RowId> row = {};
+  };
 
   int64_t Count(const Rows& rows) const { return Before(rows, p_.batch); }
   int64_t Before(const Rows& rows, int64_t b) const;
@@ -86,9 +95,15 @@ class Judge {
   void CheckBias();
   void CheckSinks();
   GradientKey Key(int64_t b, int64_t kv_head, int64_t j) const;
-  void See(const char* name, const Place& place, const GradientSums& truth, const void* data,
-           DType dtype, int64_t at);
-  void Blame(double ratio, const std::string& what);
+  Inputs OfHead(int64_t b, int64_t kv_head) const {
+    return {{b, b + 1, kv_head, kv_head + 1, 0, p_.len_q}};
+  }
+  Inputs OfAll() const { return {{0, p_.batch, 0, p_.heads_kv, 0, p_.len_q}}; }
+  void See(const char* name, const Place& place, const Inputs& inputs, const GradientSums& truth,
+           const void* data, DType dtype, int64_t at);
+  void Blame(double ratio, const Inputs& inputs, const std::string& what);
+  // Judges the O and LSE that the worst gradient depends on, as far as kBlamedWork goes.
+  RowsReport CheckBlamed() const;
 
   const Attention& a_;
   const Gradients& g_;
@@ -101,6 +116,7 @@ class Judge {
   RowsReport report_;
   std::string unjudged_;  // the first unjudged row, and why
   double worst_ = 0;      // largest error of an element, relative to its bound
+  Inputs blamed_;         // of this element
   double error_sum_ = 0;
   int64_t elements_ = 0;
 };
@@ -164,15 +180,23 @@ GradientKey Judge::Key(int64_t b, int64_t kv_head, int64_t j) const {
   return key;
 }
 
-void Judge::Blame(double ratio, const std::string& what) {
+RowsReport Judge::CheckBlamed() const {
+  if (blamed_.row) return CheckRows(a_, {{*blamed_.row}}, stop_);
+  const Result<Attention> part = TakeSlice(a_, blamed_.part);
+  const Attention& of = part.ok() ? *part : a_;
+  return CheckRows(of, SampleRows(of, 0, kBlamedWork, stop_), stop_);
+}
+
+void Judge::Blame(double ratio, const Inputs& inputs, const std::string& what) {
   report_.ok = false;
   if (ratio <= worst_ && !report_.detail.empty()) return;
   worst_ = ratio;
+  blamed_ = inputs;
   report_.detail = what + ": off by " + Text(ratio) + " bounds";
 }
 
-void Judge::See(const char* name, const Place& place, const GradientSums& truth, const void* data,
-                DType dtype, int64_t at) {
+void Judge::See(const char* name, const Place& place, const Inputs& inputs,
+                const GradientSums& truth, const void* data, DType dtype, int64_t at) {
   const auto where = [&] {
     return std::string(name) + " of sequence " + std::to_string(place.b) + ", head " +
            std::to_string(place.h) + ", row " + std::to_string(place.row);
@@ -190,8 +214,9 @@ void Judge::See(const char* name, const Place& place, const GradientSums& truth,
       // A non-finite value is right wherever the truth is not finite.
       if (!std::isfinite(value) && !std::isfinite(got)) continue;
       if (truth.special(d) && !truth.unknown()) {
-        Blame(kInfinity, where() + ", element " + std::to_string(d) + " is " + Text(got) +
-                             ", must be " + Text(value));
+        Blame(kInfinity, inputs,
+              where() + ", element " + std::to_string(d) + " is " + Text(got) + ", must be " +
+                  Text(value));
       } else if (open == nullptr) {
         open = "fp32 may not see the NaN or Inf that is in it";
       }
@@ -209,9 +234,9 @@ void Judge::See(const char* name, const Place& place, const GradientSums& truth,
       report_.bound = bound;
     }
     if (error <= bound) continue;
-    Blame(bound > 0 ? error / bound : kInfinity, where() + ", element " + std::to_string(d) +
-                                                     " is " + Text(got) + ", must be " +
-                                                     Text(value));
+    Blame(bound > 0 ? error / bound : kInfinity, inputs,
+          where() + ", element " + std::to_string(d) + " is " + Text(got) + ", must be " +
+              Text(value));
   }
   ++report_.rows_checked;
   if (truth.Wide()) ++report_.rows_wide;
@@ -230,7 +255,8 @@ void Judge::CheckQuery(const Rows& rows, const Place& place) {
       if (pair.counts) sums.Add(key.k, pair.d_dot);
     }
   }
-  See(rows.name, place, sums, rows.view.data, p_.dtype, ElementOf(rows, place));
+  See(rows.name, place, {{}, RowId{place.b, place.h, place.row}}, sums, rows.view.data, p_.dtype,
+      ElementOf(rows, place));
 }
 
 // A row of dK or dV.
@@ -253,7 +279,8 @@ void Judge::CheckKey(const Rows& rows, const Place& place) {
       }
     }
   }
-  See(rows.name, place, sums, rows.view.data, p_.dtype, ElementOf(rows, place));
+  See(rows.name, place, OfHead(place.b, place.h), sums, rows.view.data, p_.dtype,
+      ElementOf(rows, place));
 }
 
 void Judge::CheckRowsOf(const Rows& rows) {
@@ -305,7 +332,7 @@ void Judge::CheckBias() {
       });
     });
     const int64_t at = b0 * to.stride_b + h0 * to.stride_h + i0 * to.stride_l + j;
-    See("d_bias", {b0, h0, i0}, sums, to.data, DType::kFloat32, at);
+    See("d_bias", {b0, h0, i0}, OfAll(), sums, to.data, DType::kFloat32, at);
   });
 }
 
@@ -328,7 +355,7 @@ void Judge::CheckSinks() {
                      .gross = w.sink * w.less_size});
       }
     }
-    See("d_sinks", {0, h, 0}, sums, g_.d_sinks, DType::kFloat32, h);
+    See("d_sinks", {0, h, 0}, OfAll(), sums, g_.d_sinks, DType::kFloat32, h);
   });
 }
 
@@ -344,9 +371,10 @@ void Judge::CheckSums() {
     const int64_t b = head / p_.heads_kv, h = head % p_.heads_kv;
     const SumFault fault = FindSumFault(a_, g_, b, h, weights_rounded_, &rows_, stop_);
     if (!(fault.ratio > 1)) continue;
-    Blame(fault.ratio, "d_v of sequence " + std::to_string(b) + ", head " + std::to_string(h) +
-                           ", element " + std::to_string(fault.element) + " adds up to " +
-                           Text(fault.got) + " over the keys, must to " + Text(fault.want));
+    Blame(fault.ratio, OfHead(b, h),
+          "d_v of sequence " + std::to_string(b) + ", head " + std::to_string(h) + ", element " +
+              std::to_string(fault.element) + " adds up to " + Text(fault.got) +
+              " over the keys, must to " + Text(fault.want));
   }
 }
 
@@ -354,7 +382,7 @@ RowsReport Judge::Run(uint64_t seed) {
   // First check O and LSE, which the gradients depend on; for a part of the keys they are the
   // whole's and cannot be checked here.
   const bool part = HasPart(p_);
-  const RowsReport forward =
+  RowsReport forward =
       part ? RowsReport{} : CheckRows(a_, SampleRows(a_, seed, share_, stop_), stop_);
   CheckRowsOf({"d_q", g_.d_q, false, p_.heads_q, p_.dim});
   CheckRowsOf({"d_k", g_.d_k, true, p_.heads_kv, p_.dim});
@@ -363,6 +391,7 @@ RowsReport Judge::Run(uint64_t seed) {
   CheckBias();
   CheckSinks();
   report_.mean_abs_error = elements_ == 0 ? 0 : error_sum_ / static_cast<double>(elements_);
+  if (!report_.ok && forward.ok && !part) forward = CheckBlamed();
   if (!forward.ok) {
     report_.ok = false;
     report_.of_inputs = true;

@@ -10,7 +10,8 @@
 // whole (row_weights.h). In larger problems, those of the sampled rows of dQ are, and elsewhere the
 // rows whose LSE alone leaves weights open by more than 2^-10, as far as the budget goes. The
 // others use the given LSE, and delta = dO . O. A sample of the given O and LSE is itself judged as
-// an answer (check_rows.h), so gradients from the LSE of other data fail there.
+// an answer (check_rows.h), so gradients from the LSE of other data fail there; if a gradient
+// is wrong, so are the O and LSE of the rows that it depends on, as far as 2^26 multiply-adds go.
 //
 // With u fp32's unit roundoff, u_o that of O's dtype, c(n) = (2 + sqrt(n) / 2) u the error of a sum
 // of n products relative to the sum of their magnitudes, s(n) = (1 + n) 2^-150 its further error if

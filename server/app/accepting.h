@@ -36,7 +36,8 @@ class Accepting {
   Status Resume() {
     const MutexLock lock(mutex_);
     if (ending_) {
-      return Status(Code::kFailedPrecondition, "the process is ending, it takes no new work again");
+      return Status(Code::kFailedPrecondition,
+                    "the process is shutting down; draining cannot be undone");
     }
     resume_();
     return Status();

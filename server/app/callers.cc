@@ -29,7 +29,7 @@ Result<std::unique_ptr<Callers>> Callers::Load(const Config& config, Metrics& me
   options.on_reload = [&metrics, &logger](const Status& status, int64_t count) {
     metrics.RecordTokensReload(status.ok());
     if (status.ok()) return logger.Log(LogLevel::info, "tokens reloaded", {{"callers", count}});
-    logger.Log(LogLevel::err, "tokens not reloaded, the earlier ones stay",
+    logger.Log(LogLevel::err, "tokens not reloaded; the previous ones stay in use",
                {{"error", status.message()}, {"callers", count}});
   };
   Result<std::unique_ptr<Authenticator>> loaded = Authenticator::Load(std::move(options));

@@ -28,7 +28,7 @@ MetricFamily CounterFamily(const char* name, const char* help, int64_t value) {
 MetricFamily IdleFamily(const SessionTable::Stats& stats) {
   MetricFamily family =
       EmptyFamily(MetricType::Histogram, "attend_sessions_evicted_idle_seconds",
-                  "How long sessions had not been used when they lost tokens for want of memory");
+                  "Idle time of sessions whose tokens were evicted because memory was short");
   auto& histogram = family.metric.emplace_back().histogram;
   histogram.sample_sum = stats.evicted_idle_seconds;
   const auto& bounds = EvictionStats::kIdleBoundsSeconds;
@@ -42,8 +42,9 @@ MetricFamily IdleFamily(const SessionTable::Stats& stats) {
 
 MetricFamily TenantBytesFamily(const SessionTable* table, const std::vector<std::string>& devices,
                                const Tenants& tenants) {
-  MetricFamily family = EmptyFamily(MetricType::Gauge, "attend_session_tenant_bytes",
-                                    "Memory of sessions in use, by the tenant that made them");
+  MetricFamily family =
+      EmptyFamily(MetricType::Gauge, "attend_session_tenant_bytes",
+                  "Session memory in use, by the tenant that created the sessions");
   for (size_t n = 0; n < devices.size(); ++n) {
     std::vector<int64_t> bytes(tenants.list().size());
     if (table != nullptr) bytes = table->tenant_bytes(static_cast<int>(n));
@@ -74,34 +75,35 @@ void RefreshGauges(Engine& engine, Metrics& metrics, Logger& logger) {
 MetricFamilies SharedMemoryFamilies(const RegionRegistry* registry) {
   RegionRegistry::Stats stats;
   if (registry != nullptr) stats = registry->stats();
-  MetricFamily bytes = EmptyFamily(
-      MetricType::Gauge, "attend_shared_memory_bytes",
-      "Shared memory of regions that clients have, and of those being made or released but in use");
+  MetricFamily bytes =
+      EmptyFamily(MetricType::Gauge, "attend_shared_memory_bytes",
+                  "Shared memory of regions that clients hold (open), and of regions being "
+                  "created, or released but still in use (changing)");
   for (const auto& [state, value] :
        {std::pair{"open", stats.bytes}, std::pair{"changing", stats.changing_bytes}}) {
     AddMetric(bytes, "state", state).gauge.value = static_cast<double>(value);
   }
   return {std::move(bytes),
-          GaugeFamily("attend_shared_memory_limit_bytes", "Bound of shared memory; 0: off",
+          GaugeFamily("attend_shared_memory_limit_bytes", "Limit on shared memory; 0: off",
                       registry == nullptr ? 0 : registry->limits().bytes_max),
-          GaugeFamily("attend_shared_memory_regions", "Shared regions that clients have",
+          GaugeFamily("attend_shared_memory_regions", "Shared regions that clients hold",
                       stats.regions),
-          GaugeFamily("attend_shared_memory_clients", "Connections to the shared memory's socket",
+          GaugeFamily("attend_shared_memory_clients", "Connections to the shared-memory socket",
                       stats.clients),
           CounterFamily("attend_shared_memory_regions_created_total", "Shared regions created",
                         stats.created),
           CounterFamily("attend_shared_memory_regions_refused_total",
-                        "Shared regions asked for and not created", stats.refused),
-          GaugeFamily("attend_cuda_ipc_regions", "Regions of GPUs' memory that clients lend",
+                        "Requests for a shared region that were refused", stats.refused),
+          GaugeFamily("attend_cuda_ipc_regions", "GPU memory regions that clients lend",
                       stats.lent_regions),
-          GaugeFamily("attend_cuda_ipc_bytes", "Bytes of GPUs' memory that clients lend",
+          GaugeFamily("attend_cuda_ipc_bytes", "Bytes of GPU memory that clients lend",
                       stats.lent_bytes)};
 }
 
 MetricFamilies DiskFamilies(const Dumper* dumper, const Logger& logger) {
   MetricFamily family = EmptyFamily(MetricType::Counter, "attend_check_dumps_total",
-                                    "Requests whose check failed, by whether they were written to "
-                                    "--check-dump-dir, left out by its limits, or failed");
+                                    "Requests whose check failed: written to --check-dump-dir, "
+                                    "left out by its limits, or failed to be written");
   static const Dumper::Counts kNone;
   const Dumper::Counts& counts = dumper == nullptr ? kNone : dumper->counts();
   for (const auto& [result, count] :
@@ -110,17 +112,15 @@ MetricFamilies DiskFamilies(const Dumper* dumper, const Logger& logger) {
     AddMetric(family, "result", result).counter.value =
         static_cast<double>(count->load(std::memory_order_relaxed));
   }
-  return {std::move(family), CounterFamily("attend_log_write_errors_total",
-                                           "Lines of the log that were lost: a full disk, a slow "
-                                           "reader",
-                                           logger.lost_lines())};
+  return {std::move(family),
+          CounterFamily("attend_log_write_errors_total",
+                        "Log lines lost to a full disk or a slow reader", logger.lost_lines())};
 }
 
 MetricFamilies StagingFamilies(const StagingBudget& budget) {
   MetricFamily ends =
       EmptyFamily(MetricType::Counter, "attend_staged_uploads_total",
-                  "Uploads large enough to go to a device while they arrived, by what "
-                  "became of that");
+                  "Uploads large enough to be copied to a device while they arrive, by outcome");
   for (int i = 0; i < kStagingEndCount; ++i) {
     const auto end = static_cast<StagingEnd>(i);
     AddMetric(ends, "end", StagingEndName(end)).counter.value =
@@ -129,7 +129,7 @@ MetricFamilies StagingFamilies(const StagingBudget& budget) {
   MetricFamily held = EmptyFamily(MetricType::Gauge, "attend_staging_memory_bytes",
                                   "Device memory that holds uploads");
   MetricFamily limit = EmptyFamily(MetricType::Gauge, "attend_staging_memory_limit_bytes",
-                                   "Bound of device memory for uploads");
+                                   "Limit on device memory for uploads");
   for (int i = 0; i < budget.devices(); ++i) {
     const auto& [device, bytes_max] = budget.limit(i);
     AddMetric(held, "device", device).gauge.value = static_cast<double>(budget.held_bytes(i));
@@ -137,15 +137,14 @@ MetricFamilies StagingFamilies(const StagingBudget& budget) {
   }
   return {std::move(ends),
           CounterFamily("attend_staged_bytes_total",
-                        "Bytes that went to a device while their upload arrived",
+                        "Bytes copied to a device while their upload was still arriving",
                         budget.copied_bytes()),
           std::move(held), std::move(limit)};
 }
 
 MetricFamilies ReloadFamilies(const ReloadHooks& reloads) {
   MetricFamily family = EmptyFamily(MetricType::Counter, "attend_reloads_total",
-                                    "Times that SIGHUP had something read again, by what it was "
-                                    "and how that went");
+                                    "Reloads on SIGHUP, by what was reloaded and by result");
   for (const ReloadHooks::Count& each : reloads.counts()) {
     for (const auto& [result, count] :
          {std::pair{"ok", each.done}, std::pair{"failed", each.failed}}) {
@@ -159,12 +158,12 @@ MetricFamilies ReloadFamilies(const ReloadHooks& reloads) {
 
 MetricFamilies LimitFamilies(const TenantLimits& limits, const Tenants& tenants) {
   MetricFamily most = EmptyFamily(MetricType::Gauge, "attend_tenant_limit",
-                                  "What a tenant may take of a limit; of a rate, its burst");
+                                  "A tenant's limit; for a rate, its burst");
   MetricFamily used =
       EmptyFamily(MetricType::Gauge, "attend_tenant_used",
-                  "What a tenant has taken of a limit; of a rate, what is missing from its burst");
+                  "How much of a limit a tenant uses; for a rate, how much of its burst is spent");
   MetricFamily limited = EmptyFamily(MetricType::Counter, "attend_tenant_limited_total",
-                                     "Times that a tenant was refused, by the limit");
+                                     "Refusals of a tenant, by limit");
   for (int tenant = 0; tenant < limits.tenants(); ++tenant) {
     for (const Limit limit : kLimits) {
       const TenantLimits::Use use = limits.use(tenant, limit);
@@ -187,10 +186,9 @@ MetricFamilies SessionFamilies(const SessionTable* table, const std::vector<std:
                                const Tenants& tenants) {
   SessionTable::Stats stats;
   if (table != nullptr) stats = table->stats();
-  MetricFamily memory = EmptyFamily(
-      MetricType::Gauge, "attend_session_memory_bytes",
-      "Memory for sessions: used (pages that hold tokens), shared (of these, by several "
-      "sessions), free, and the limit");
+  MetricFamily memory = EmptyFamily(MetricType::Gauge, "attend_session_memory_bytes",
+                                    "Session memory: used (pages that hold tokens), shared (used "
+                                    "by several sessions), free, and the limit");
   for (size_t n = 0; n < devices.size(); ++n) {
     PageTree::Stats pool;
     if (table != nullptr) pool = table->memory(static_cast<int>(n));
@@ -203,18 +201,18 @@ MetricFamilies SessionFamilies(const SessionTable* table, const std::vector<std:
       metric.gauge.value = static_cast<double>(bytes);
     }
   }
-  MetricFamily evictions = EmptyFamily(
-      MetricType::Counter, "attend_sessions_evictions_total",
-      "Times that a session lost tokens because memory was needed by its own tenant, or by others, "
-      "beyond its tenant's own part, or because an operator wanted it");
+  MetricFamily evictions =
+      EmptyFamily(MetricType::Counter, "attend_sessions_evictions_total",
+                  "Evictions of a session's tokens: for its own tenant (own), for others where its "
+                  "tenant exceeded its share (share), or by an operator");
   for (const auto& [cause, count] :
        {std::pair{"own", stats.evictions_own}, std::pair{"share", stats.evictions_others},
         std::pair{"operator", stats.evictions_operator}}) {
     AddMetric(evictions, "cause", cause).counter.value = static_cast<double>(count);
   }
-  MetricFamily appended = EmptyFamily(
-      MetricType::Counter, "attend_session_appended_tokens_total",
-      "Tokens appended to sessions, counted in each layer, by the tenant that made them");
+  MetricFamily appended = EmptyFamily(MetricType::Counter, "attend_session_appended_tokens_total",
+                                      "Tokens appended to sessions, counted once per layer, by the "
+                                      "tenant that created the sessions");
   stats.appended_tokens.resize(tenants.list().size());
   for (size_t t = 0; t < stats.appended_tokens.size(); ++t) {
     AddMetric(appended, "tenant", tenants.list()[t].name).counter.value =
@@ -222,11 +220,11 @@ MetricFamilies SessionFamilies(const SessionTable* table, const std::vector<std:
   }
   return {
       GaugeFamily("attend_sessions", "Sessions that exist", stats.sessions),
-      CounterFamily("attend_sessions_created_total", "Sessions made, forks included",
+      CounterFamily("attend_sessions_created_total", "Sessions created, including forks",
                     stats.created),
       CounterFamily("attend_sessions_expired_total", "Sessions whose lease ended", stats.expired),
       std::move(evictions),
-      CounterFamily("attend_sessions_evicted_bytes_total", "Bytes of pages that were evicted",
+      CounterFamily("attend_sessions_evicted_bytes_total", "Bytes of evicted pages",
                     stats.evicted_bytes),
       IdleFamily(stats),
       std::move(appended),

@@ -37,47 +37,46 @@ void AddDevices(CLI::App& app, Config& c) {
   group.Int("--lanes", c.lanes, 0, 64,
             "Batches that run concurrently on each device. 0: 4 on a GPU, 2 on the CPU");
   group.Int("--cpu-threads", c.cpu_threads, 0, 4096,
-            "Threads that compute on the CPU. 0: one per processor it may use");
+            "Threads that compute on the CPU. 0: one per processor that the server may use");
   group.Bytes("--lane-workspace", c.lane_workspace_bytes, 0, kBytesMax,
               "Device memory that each lane allocates at start");
   group.Bytes("--staging-max", c.staging_max_bytes, 0, kBytesMax,
-              "Memory on each GPU, at most a quarter of it, that receives AttendChunked uploads "
-              "while they arrive. 0: uploads are copied once they are complete");
+              "Memory on each GPU that receives AttendChunked uploads while they arrive, at most a "
+              "quarter of the GPU's memory. 0: uploads are copied once they are complete");
   group.Bytes("--staging-min", c.staging_min_bytes, 1, kBytesMax,
               "Uploads below this size are copied once they are complete");
   group.Gone("--split-gflop",
-             "a request runs on one GPU; send its sequences or heads as requests of their own, "
-             "which all GPUs share");
+             "a request runs on one GPU; to use several, send its sequences or heads as separate "
+             "requests");
 }
 
 void AddLimits(CLI::App& app, Config& c) {
   Group group(app, "Limits");
   group.Bytes("--max-request-bytes", c.max_request_bytes, 1024, kMessageBytesMax,
               "Largest request message, and largest answer to one. AttendChunked requests are "
-              "limited by their tenant's part of three quarters of --memory-budget instead, "
+              "limited by their tenant's part of three quarters of --memory-budget instead, and "
               "tensors in shared memory by --shared-memory-client-max");
   group
       .Bytes("--memory-budget", c.memory_budget_bytes, 4096, kBytesMax,
              "Host memory for the tensors of all requests together; requests that do not fit are "
              "refused")
       ->default_str("4GiB, at most a quarter of the machine's or container's memory");
-  group.Bytes(
-      "--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
-      "Memory that receives messages, in whole 2 MiB. With GPUs it is page-locked at start, "
-      "so that they read tensors in place; without, it takes only as much as is used. What "
-      "arrives elsewhere is copied. 0 disables it");
+  group.Bytes("--receive-memory", c.receive_memory_bytes, 0, kBytesMax,
+              "Memory that receives messages, in multiples of 2 MiB. With GPUs it is page-locked "
+              "at start, so that they read tensors in place; without GPUs, only what is used is "
+              "allocated. Tensors that arrive elsewhere are copied. 0 disables it");
   group
       .Bytes("--message-memory-max", c.message_memory_max_bytes, 0, kBytesMax,
              "Bytes outside the memory budget for messages that the server has not taken yet or "
-             "that a GPU reads in place. Unfinished ones may take three quarters of it; above that "
-             "the connections that hold most are closed. 0: no limit")
+             "that a GPU reads in place. Incomplete messages may take three quarters of it; above "
+             "that, the connections that hold the most are closed. 0: no limit")
       ->default_str("--memory-budget, at least 4 x --max-request-bytes");
-  group.Gone("--grpc-memory-max", "--message-memory-max bounds what messages take");
+  group.Gone("--grpc-memory-max", "--message-memory-max limits the memory of messages");
   group.Int("--max-queue", c.max_queue, 1, 1 << 24,
             "Requests that may wait for one device; further ones are refused");
   group
       .Number("--max-request-gflop", c.max_request_gflop, 0, 1e15, "GFLOP",
-              "GFLOP (10^9 FLOPs) that a request may cost its device with its kernel "
+              "GFLOP (10^9 FLOPs) that one request may cost on its device, with its kernel "
               "(server/schedule/README.md, What one request may cost). 0: no limit")
       ->default_str("what the device computes in ten minutes");
 }
@@ -97,7 +96,7 @@ void AddSharedMemory(CLI::App& app, Config& c) {
   group.Int("--shared-memory-client-regions", c.shared_memory_client_regions, 1, 1 << 16,
             "Shared regions that one connection may have");
   group.Flag("--shared-memory-any-user", c.shared_memory_any_user,
-             "Give shared memory to processes of every user, not only the server's own");
+             "Give shared memory to processes of any user, not only the server's own");
   group.Flag("--cuda-ipc", c.cuda_ipc,
              "Let these clients lend GPU memory (CUDA IPC), which kernels then read and write in "
              "place. Needs --shared-memory and a GPU. A client that frees lent memory while it is "
@@ -110,20 +109,19 @@ void AddOip(CLI::App& app, Config& c) {
              "Serve inference.GRPCInferenceService too, for clients of KServe and Triton");
   group.Text("--oip-shared-memory", c.oip_shared_memory, "PREFIX", CheckKeyPrefix,
              "Let its clients register shared memory (shm_open) whose key begins with PREFIX, such "
-             "as /attend, or / for any; with --tenant, with PREFIX, the tenant's name and a colon. "
-             "Needs --oip. Empty: none");
+             "as /attend, or / for any key; with --tenant, the key must begin with PREFIX, the "
+             "tenant's name and a colon. Needs --oip. Empty: none");
   group.Text("--oip-shared-memory-owner", c.oip_shared_memory_owner, "USER", nullptr,
-             "User whose shared memory that must be, by name or number. Empty: the server's own");
+             "User who must own that shared memory, by name or number. Empty: the server's own");
   group.Int("--oip-shared-memory-regions", c.oip_shared_memory_regions, 1, 1 << 16,
-            "Regions that one tenant may have registered, of either kind; each file takes a "
-            "descriptor");
+            "Regions of either kind that one tenant may have registered; each system shared memory "
+            "region takes a descriptor");
   group.Bytes("--oip-shared-memory-bytes", c.oip_shared_memory_bytes, 1, kBytesMax,
-              "Bytes of shm_open's memory that one tenant may have registered. Answers written "
-              "there become the server's memory in its container's eyes");
+              "Bytes of shm_open memory that one tenant may have registered. Pages that answers "
+              "are written to are charged to the server's cgroup");
   group.Flag("--oip-cuda-shared-memory", c.oip_cuda_shared_memory,
-             "Let its clients register GPU memory (CUDA IPC), as --cuda-ipc, which it needs, does "
-             "for others. Whoever can connect and has a handle may do so, whatever user or tenant. "
-             "Needs --oip");
+             "Let its clients register GPU memory (CUDA IPC). Any client that can connect and has "
+             "a handle may do so, regardless of user or tenant. Needs --oip and --cuda-ipc");
 }
 
 void AddSessions(CLI::App& app, Config& c) {
@@ -134,22 +132,21 @@ void AddSessions(CLI::App& app, Config& c) {
       ->default_str("an eighth of the memory that the server may use; a quarter of a GPU's");
   group.Number(
       "--session-lease", c.session_lease_seconds, 1, 86400, "SECONDS",
-      "Seconds after its last use at which a session ends, unless it asks for another lease");
+      "Seconds after its last use at which a session ends, unless it asked for another lease");
   group.Int("--max-sessions", c.max_sessions, 1, 1 << 20, "Sessions that may exist at once");
 }
 
 void AddBatches(CLI::App& app, Config& c) {
   Group group(app, "Batches");
   group.Int("--max-batch-requests", c.max_batch_requests, 1, 1 << 16, "Requests in one batch");
-  group.Number(
-      "--max-batch-gflop", c.max_batch_gflop, 0, 1e12, "GFLOP",
-      "GFLOP (10^9 FLOPs) of cost (server/schedule/README.md) in one batch; a larger request "
-      "runs alone. 0: 2 on the CPU, 2000 on a GPU");
+  group.Number("--max-batch-gflop", c.max_batch_gflop, 0, 1e12, "GFLOP",
+               "Cost of one batch in GFLOP (10^9 FLOPs; server/schedule/README.md); a larger "
+               "request runs alone. 0: 2 on the CPU, 2000 on a GPU");
   group.Bytes("--max-batch-bytes", c.max_batch_bytes, 1, kBytesMax,
               "Bytes of tensors and kernel workspace in one batch");
   group.Int(
       "--max-batch-delay-us", c.max_batch_delay_us, 0, 10'000'000,
-      "Microseconds that a request may wait for others to join its batch although a lane is free");
+      "Microseconds that a request may wait for others to join its batch even if a lane is free");
 }
 
 void AddFairness(CLI::App& app, Config& c, std::vector<std::string>& tenants) {
@@ -158,8 +155,8 @@ void AddFairness(CLI::App& app, Config& c, std::vector<std::string>& tenants) {
       .Add("--tenant", tenants,
            "A tenant and its share of the server: NAME=WEIGHT, with a whole weight from 1 to 1000. "
            "Separate several by commas or repeat the flag. A call names its tenant in the metadata "
-           "x-attend-tenant; calls that name none of these belong to \"default\". With --tokens it "
-           "has a part of its own only if it is given here, or alone")
+           "x-attend-tenant; calls that name none of these belong to \"default\". With --tokens, "
+           "\"default\" has a part of its own only if it is given here, or if no other tenant is")
       ->type_name("TENANT")
       ->delimiter(',')
       ->expected(1, kTenantsMax)
@@ -167,9 +164,9 @@ void AddFairness(CLI::App& app, Config& c, std::vector<std::string>& tenants) {
       ->check(CLI::Validator(CheckTenant, "", ""));
   group.Text("--limits", c.limits_file, "FILE", nullptr,
              "What each tenant may take: requests in flight, bytes and GFLOP a second, and more "
-             "(server/limits/README.md). SIGHUP has it read again. Empty: 256 small calls");
+             "(server/limits/README.md). Reloaded on SIGHUP. Empty: 256 small calls");
   group.Int("--priority-aging-ms", c.priority_aging_ms, 1, 3'600'000,
-            "Milliseconds that a request may be passed over by higher priorities; after that, "
+            "Milliseconds that requests of higher priority may overtake a request; after that, "
             "every fourth batch begins with such a request");
 }
 
@@ -177,20 +174,21 @@ void AddChecks(CLI::App& app, Config& c) {
   Group group(app, "Reference check");
   group.Text("--reference-check", c.reference_check, "MODE", CheckReferenceCheck,
              "Compare answers with a double-precision reference: off (only if a request asks for "
-             "it), sample:P (a share P of all requests, 0 to 1) or all");
+             "it), sample:P (a fraction P of all requests, 0 to 1) or all");
   group.Add("--check-seed", c.check_seed, "Seed that selects the requests and rows to check")
       ->type_name("N");
   group.Int("--check-threads", c.check_threads, 1, 256, "Threads that run reference checks");
-  group.Int(
-      "--max-checks", c.max_checks, 1, 1 << 20,
-      "Most accepted requests with a check pending; further ones that ask for a check are refused");
+  group.Int("--max-checks", c.max_checks, 1, 1 << 20,
+            "Accepted requests that may have a check pending; further ones that ask for a check "
+            "are refused");
   group.Text(
       "--check-dump-dir", c.check_dump_dir, "PATH", nullptr,
       "Folder for requests whose check failed, for attend-client replay. Empty: none are written");
-  group.Int("--check-dump-max", c.check_dump_max, 0, 1 << 20,
-            "Most requests written; at most half of them with tensors in shared memory");
+  group.Int(
+      "--check-dump-max", c.check_dump_max, 0, 1 << 20,
+      "Maximum number of requests written; at most half of them with tensors in shared memory");
   group.Number("--check-dump-interval", c.check_dump_interval_seconds, 0, 1e6, "SECONDS",
-               "Least seconds between two written requests of the same transport and kernel");
+               "Minimum seconds between two written requests of the same transport and kernel");
 }
 
 void AddProcess(CLI::App& app, Config& c) {
@@ -209,11 +207,12 @@ void AddProcess(CLI::App& app, Config& c) {
   group.Number("--log-rate", c.log_rate, 0, 1e6, "N",
                "Lines per second of each kind of warning and error, after a burst of 20 seconds' "
                "worth; suppressed lines are counted. 0: no limit");
-  group.Flag("--allocator-tuning", c.allocator_tuning,
-             "Keep freed memory in the process (glibc), for a larger resident size");
+  group.Flag(
+      "--allocator-tuning", c.allocator_tuning,
+      "Keep freed memory in the process (glibc), which is faster but raises its resident size");
   group.Flag("--core-dumps", c.core_dumps,
-             "Let core files and debuggers of the server's user have its memory, with the private "
-             "keys and callers' tokens in it. Without it, /proc/PID is root's");
+             "Let core files and debuggers of the server's user see its memory, including private "
+             "keys and callers' tokens. Without it, /proc/PID belongs to root");
 }
 
 void CheckOip(const Config& c) {
@@ -231,8 +230,8 @@ void SetMemory(const CLI::App& app, const MemoryLimit& limit, Config& c) {
   if (!given("--memory-budget")) c.memory_budget_bytes = DefaultMemoryBudget(limit.bytes);
   if (c.memory_budget_bytes > limit.bytes) {
     throw CLI::ValidationError("--memory-budget", RoundByteSize(c.memory_budget_bytes) +
-                                                      " is more than " + limit.whose + " has, " +
-                                                      RoundByteSize(limit.bytes));
+                                                      " exceeds the memory of " + limit.whose +
+                                                      ", " + RoundByteSize(limit.bytes));
   }
   c.session_memory_is_default = !given("--session-memory");
   if (c.session_memory_is_default) c.session_memory_bytes = limit.bytes / 8 / kMiB * kMiB;
@@ -278,7 +277,7 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
       "GiB,\nTiB, or K, KB and so on for the same powers of 1024. A flag overrides --config, "
       "which\noverrides the environment. SIGTERM or SIGINT drains the server, which then exits "
       "with 0; a\nsecond one, at least a second later, ends it at once. SIGHUP reopens "
-      "--log-file\nand reads again what can change (server/app/README.md, Start and end).");
+      "--log-file\nand reloads what can change (server/app/README.md, Start and end).");
   app.formatter(std::make_shared<HelpFormatter>());
   app.get_formatter()->column_width(36);
   AddNetwork(app, config);

@@ -25,9 +25,9 @@ std::string ConfigFileFault(const CLI::App& app, std::string_view text) {
   std::string fault = "--config " + path;
   if (text.ends_with(kSectionMark)) {
     text.remove_suffix(kSectionMark.size());
-    return fault + ": settings must not be in a section, and there is [" + std::string(text) + "]";
+    return fault + ": settings must not be in a section such as [" + std::string(text) + "]";
   }
-  return fault + ": \"" + std::string(text) + "\" is not the name of a setting";
+  return fault + ": \"" + std::string(text) + "\" is not a setting";
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 void AddConnections(Group& group, Config& c) {
   group.Int("--max-connections", c.max_connections, 0, 1 << 20,
             "Concurrent gRPC connections; further ones are closed. 0: three quarters of the "
-            "descriptors that the process may open, but for those of connections to shared "
+            "descriptors that the process may open, less those reserved for connections to shared "
             "memory, at most 16384");
   group.Int("--max-connections-per-peer", c.max_connections_per_peer, 0, 1 << 20,
             "Concurrent connections of one peer: an IPv4 address, an IPv6 /64 network, or a user "
@@ -25,28 +25,27 @@ void AddConnections(Group& group, Config& c) {
   seconds("--handshake-timeout", c.handshake_timeout_seconds,
           "Seconds in which a connection must send its first byte, and then again to complete the "
           "HTTP/2 handshake");
-  seconds(
-      "--first-call-timeout", c.first_call_timeout_seconds,
-      "With --tokens: seconds after which a connection is closed on which no call has been let "
-      "in; health checks are none. 64 KiB of messages or an open watch of health give it as much "
-      "time again");
-  seconds(
-      "--message-timeout", c.message_timeout_seconds,
-      "Seconds in which a message that has begun must bring 4 KiB, or its end, while the server "
-      "takes more of it, or its connection 4 KiB for each that has begun; otherwise the "
-      "connection is closed");
+  seconds("--first-call-timeout", c.first_call_timeout_seconds,
+          "With --tokens: seconds after which a connection is closed if no call on it has been "
+          "accepted; health checks do not count. 64 KiB of messages or an open health watch extend "
+          "it by as much again");
+  seconds("--message-timeout", c.message_timeout_seconds,
+          "Seconds in which a message that has begun must deliver 4 KiB, or its end, while the "
+          "server reads it, or its connection 4 KiB for each message that has begun; otherwise the "
+          "connection is closed");
   seconds(
       "--connection-idle-timeout", c.connection_idle_timeout_seconds,
-      "Seconds after which a connection without calls is closed; clients reconnect by themselves");
-  group.Number("--max-connection-age", c.max_connection_age_seconds, 0, 86400, "SECONDS",
-               "Seconds, a tenth more or less, after which a connection takes no new calls; its "
-               "calls go on, and clients connect anew, to servers that are new too. 0: no limit");
+      "Seconds after which a connection without calls is closed; clients reconnect automatically");
+  group.Number(
+      "--max-connection-age", c.max_connection_age_seconds, 0, 86400, "SECONDS",
+      "Seconds, plus or minus a tenth, after which a connection accepts no new calls; open calls "
+      "continue, and clients reconnect, so that they also find servers added since. 0: no limit");
   group.Number(
       "--keepalive-time", c.keepalive_time_seconds, 1, 32767, "SECONDS",
-      "Seconds of silence after which TCP probes whether the client's machine is still there");
-  group.Number("--keepalive-timeout", c.keepalive_timeout_seconds, 1, 32767, "SECONDS",
-               "Seconds that the machine then has to answer, and that sent bytes may stay "
-               "unacknowledged");
+      "Idle seconds after which TCP probes whether the client's machine is still reachable");
+  group.Number(
+      "--keepalive-timeout", c.keepalive_timeout_seconds, 1, 32767, "SECONDS",
+      "Seconds that the machine then has to answer, and that sent bytes may remain unacknowledged");
   group.Text("--socket-mode", c.socket_mode, "MODE", CheckSocketMode,
              "Octal mode of the socket files of --listen unix:PATH. Empty: 0600, or 0660 with "
              "--socket-group");
@@ -54,8 +53,8 @@ void AddConnections(Group& group, Config& c) {
              "Group of these socket files, by name or number. Empty: the process's group");
   group
       .Add("--socket-users", c.socket_users,
-           "Users that may connect to these sockets, by name or number, whatever the mode of the "
-           "files. Separate several by commas or repeat the flag. Empty: whom the mode lets in")
+           "Users that may connect to these sockets, by name or number, regardless of the files' "
+           "mode. Separate several by commas or repeat the flag. Empty: those that the mode admits")
       ->type_name("USER")
       ->delimiter(',')
       ->expected(0, 1024)
@@ -64,11 +63,11 @@ void AddConnections(Group& group, Config& c) {
 
 void AddFleet(Group& group, Config& c) {
   group.Text("--server-id", c.server_id, "NAME", CheckServerId,
-             "Name that every answer brings in its metadata attend-server-id, so that clients of "
+             "Name sent with every answer in the metadata attend-server-id, so that clients of "
              "several servers know which one answered. Empty: 16 random hexadecimal digits");
   group.Flag("--load-reports", c.load_reports,
-             "Say with every answer how busy the server is (ORCA), to clients that choose by it "
-             "among several servers");
+             "Report the server's load with every answer (ORCA), for clients that balance over "
+             "several servers by it");
 }
 
 // ATTEND_TLS_CERT and ATTEND_TLS_KEY are the client's certificate. Both programs may run in one
@@ -80,37 +79,35 @@ void AddTls(Group& group, Config& c) {
   group
       .Text("--tls-cert", c.tls_cert, "FILE", nullptr,
             "Certificate of the server, followed by its chain, in PEM: the TCP addresses of "
-            "--listen take TLS 1.2 and 1.3 only. Read again when it changes, as are the next "
-            "ones. Empty: no TLS")
+            "--listen then accept only TLS 1.2 and 1.3. Reloaded when it changes, as are the files "
+            "below. Empty: no TLS")
       ->envname(kCertVariable);
   group.Text("--tls-key", c.tls_key, "FILE", nullptr, "Private key of --tls-cert, in PEM")
       ->envname(kKeyVariable);
-  group.Text("--tls-client-ca", c.tls_client_ca, "FILE", nullptr,
-             "Authorities, in PEM, whose certificates clients show (mTLS). Empty: clients show "
-             "none");
+  group.Text(
+      "--tls-client-ca", c.tls_client_ca, "FILE", nullptr,
+      "Authorities, in PEM, that sign client certificates (mTLS). Empty: clients present none");
   group.Text("--tls-client-cert", c.tls_client_cert, "MODE", OneOf({"require", "allow"}),
              "With --tls-client-ca: require a certificate of every client, or allow clients "
              "without one");
   group.Text("--tls-crl", c.tls_crl, "PATH", nullptr,
-             "File or folder of revocation lists, in PEM, one of every authority of "
+             "File or folder of revocation lists, in PEM, one for each authority of "
              "--tls-client-ca. Empty: nothing is revoked");
   group.Flag("--insecure", c.insecure,
-             "Listen beyond loopback without TLS: whoever is on the network may call, and read and "
+             "Listen beyond loopback without TLS: anyone on the network may call, and read and "
              "change what others send");
 }
 
 void AddMetricsAccess(Group& group, Config& c) {
-  group.Text(
-      "--metrics-tls-cert", c.metrics_tls_cert, "PATH", nullptr,
-      "PEM file of the certificate, and of those up to its root, with which --metrics-listen "
-      "speaks TLS. Read again when it changes. Empty: no TLS");
+  group.Text("--metrics-tls-cert", c.metrics_tls_cert, "PATH", nullptr,
+             "PEM file of the certificate and its chain for TLS on --metrics-listen. Reloaded when "
+             "it changes. Empty: no TLS");
   group.Text("--metrics-tls-key", c.metrics_tls_key, "PATH", nullptr,
              "PEM file of its key, without a password");
-  group.Text(
-      "--metrics-auth", c.metrics_auth, "PATH", nullptr,
-      "Who may read /metrics: a file as --tokens has, whose callers with the scope info may, with "
-      "their token as bearer or as the password of their name. It is read again when it changes. "
-      "Empty: everybody; beyond loopback, callers of --tokens");
+  group.Text("--metrics-auth", c.metrics_auth, "PATH", nullptr,
+             "Callers that may read /metrics: a file in the format of --tokens, whose callers need "
+             "the scope info and send their token as bearer, or as password with their name. "
+             "Reloaded when it changes. Empty: anyone; beyond loopback, the callers of --tokens");
 }
 
 void CheckMetricsAccess(const Config& c) {
@@ -127,15 +124,15 @@ void CheckMetricsAccess(const Config& c) {
   if (!listens || IsLocalOrNowhere(c.metrics_listen)) return;
   const MetricsAccess access = MetricsAccessOf(c);
   if (!access.loopback_only) return;
-  const std::string beyond = c.metrics_listen + " is beyond loopback, where it must ";
-  constexpr char kInsecure[] = ", or --insecure if everybody on the network may read it";
+  const std::string beyond = c.metrics_listen + " is beyond loopback and must ";
+  constexpr char kInsecure[] = ", or --insecure if anyone on the network may read it";
   throw CLI::ValidationError(
       "--metrics-listen",
       (access.tls.cert.empty()
            ? beyond +
                  "be encrypted: give --metrics-tls-cert and --metrics-tls-key, or --tls-cert and "
                  "--tls-key"
-           : beyond + "ask who reads: give --metrics-auth or --tokens") +
+           : beyond + "authenticate readers: give --metrics-auth or --tokens") +
           kInsecure);
 }
 
@@ -175,7 +172,7 @@ void CheckNetwork(const Config& c) {
   for (const auto& [peer, tenant] : TenantsOfPeers(c)) {
     if (c.tenants.list()[static_cast<size_t>(c.tenants.Find(tenant))].name == tenant) continue;
     throw CLI::ValidationError("--listen",
-                               peer + "?tenant=" + tenant + ": --tenant has no " + tenant);
+                               peer + "?tenant=" + tenant + ": --tenant does not name " + tenant);
   }
   const Status sockets = CheckTenantsSockets(c);
   if (!sockets.ok()) throw CLI::ValidationError("--listen", sockets.message());
@@ -183,10 +180,10 @@ void CheckNetwork(const Config& c) {
   if (c.insecure || !c.tls_cert.empty()) return;
   for (const std::string& address : c.listen) {
     if (address.starts_with("unix:") || IsLocalOrNowhere(address)) continue;
-    throw CLI::ValidationError(
-        "--listen", address +
-                        " is beyond loopback, where it must be encrypted: give --tls-cert and "
-                        "--tls-key, or --insecure if everybody on the network may call");
+    throw CLI::ValidationError("--listen",
+                               address +
+                                   " is beyond loopback and must be encrypted: give --tls-cert and "
+                                   "--tls-key, or --insecure if anyone on the network may call");
   }
 }
 
@@ -195,9 +192,9 @@ void AddNetwork(CLI::App& app, Config& c) {
   group
       .Add("--listen", c.listen,
            "Address of the gRPC service: HOST:PORT (port 0: any free port), unix:PATH, or "
-           "unix:PATH?tenant=NAME, whose callers are that tenant; then &users=A:B, &mode=MODE and "
-           "&group=GROUP may say who connects there instead of --socket-users and so on. Separate "
-           "several by commas or repeat the flag. Beyond loopback it needs --tls-cert")
+           "unix:PATH?tenant=NAME, whose callers belong to that tenant; &users=A:B, &mode=MODE and "
+           "&group=GROUP then override --socket-users, --socket-mode and --socket-group for it. "
+           "Separate several by commas or repeat the flag. Beyond loopback it needs --tls-cert")
       ->type_name("ADDR")
       ->delimiter(',')
       ->expected(1, 64)
@@ -211,8 +208,8 @@ void AddNetwork(CLI::App& app, Config& c) {
   AddFleet(group, c);
   AddTls(group, c);
   group.Int("--max-streams", c.max_streams, 1, 1 << 20,
-            "Concurrent calls on one connection, at most those of one peer (--max-calls-per-peer); "
-            "further ones wait in the client");
+            "Concurrent calls on one connection, at most --max-calls-per-peer; further ones wait "
+            "in the client");
   group.Int("--max-calls", c.max_calls, 0, 1 << 24,
             "Open calls of all connections together, idle streams included. A connection that "
             "opens more is closed. 0: 16 times --max-streams");

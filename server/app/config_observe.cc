@@ -18,19 +18,19 @@ std::string CheckAccessLog(std::string& path) {
 void AddTraces(CLI::App& app, Config& c) {
   Group group(app, "Traces");
   group.Text("--otlp-endpoint", c.otlp_endpoint, "ADDR", CheckCollector,
-             "Collector that spans of calls go to by OTLP over gRPC: https://HOST:PORT over TLS, "
-             "HOST:PORT or unix:PATH without; mostly port 4317. Empty: none");
+             "Collector to which spans of calls are exported by OTLP over gRPC: https://HOST:PORT "
+             "with TLS, HOST:PORT or unix:PATH without; usually port 4317. Empty: none");
   group.Text("--otlp-tls-ca", c.otlp_tls_ca, "FILE", nullptr,
-             "Authorities that the collector's certificate must be of, in PEM; read again on "
-             "SIGHUP. Empty: the system's");
+             "Authorities that sign the collector's certificate, in PEM; reloaded on SIGHUP. "
+             "Empty: the system's");
   group.Text("--otlp-tls-cert", c.otlp_tls_cert, "FILE", nullptr,
-             "Certificate to show to the collector, with its chain, in PEM; read again on SIGHUP. "
+             "Certificate to present to the collector, with its chain, in PEM; reloaded on SIGHUP. "
              "Empty: none");
   group.Text("--otlp-tls-key", c.otlp_tls_key, "FILE", nullptr,
              "Private key of --otlp-tls-cert, in PEM");
   group.Number("--otlp-sample", c.otlp_sample, 0, 1, "P",
-               "Share of calls that have spans, of those without a traceparent; one with it says "
-               "itself");
+               "Fraction of calls without a traceparent that get spans; a traceparent decides for "
+               "its own call");
 }
 
 }  // namespace
@@ -38,16 +38,16 @@ void AddTraces(CLI::App& app, Config& c) {
 void AddObserving(CLI::App& app, Config& c) {
   Group group(app, "Access log");
   group.Text("--access-log", c.access_log, "PATH", CheckAccessLog,
-             "Append a line of JSON for each call to this file, and reopen it on SIGHUP; or "
+             "Append a line of JSON for each call to this file, which is reopened on SIGHUP; or "
              "stderr, or off");
   group.Number("--access-log-sample", c.access_log_sample, 0, 1, "P",
-               "Share of calls that get a line; those that failed or were slow all do");
+               "Fraction of calls that get a line; all that failed or were slow do");
   group.Number("--access-log-slow", c.access_log_slow_seconds, 0, 86400, "SECONDS",
-               "Seconds beyond which a call was slow");
+               "Seconds above which a call counts as slow");
   group.Number("--access-log-rate", c.access_log_rate, 0, 1e6, "N",
-               "Lines per second of calls that failed or were slow, as many of the others, and of "
-               "refused callers, after a burst of 20 seconds' worth; the rest is counted. 0: no "
-               "limit but 50 for refused callers");
+               "Lines per second for calls that failed or were slow, as many for all others, and "
+               "as many for refused callers, after a burst of 20 seconds' worth; further lines are "
+               "only counted. 0: no limit, except 50 for refused callers");
   AddTraces(app, c);
 }
 

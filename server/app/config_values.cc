@@ -126,7 +126,7 @@ std::string CheckReferenceCheck(std::string& mode) {
 std::string CheckKeyPrefix(std::string& prefix) {
   if (prefix.empty()) return {};
   if (prefix[0] == '/' && prefix.find('/', 1) == std::string::npos) return {};
-  return "\"" + prefix + "\" must begin with a slash and have no other";
+  return "\"" + prefix + "\" must begin with a slash and contain no other";
 }
 
 std::string CheckTenant(std::string& text) {

@@ -49,7 +49,7 @@ Backends UsableGpus(int count, const Config& config, const BackendOptions& optio
     if (backend.ok()) {
       backends.push_back(std::move(*backend));
     } else {
-      logger.Log(LogLevel::warn, "device is left out",
+      logger.Log(LogLevel::warn, "device left out",
                  {{"device", name}, {"error", backend.status().message()}}, name);
     }
   }
@@ -70,7 +70,7 @@ Result<Devices> MakeBackends(const Config& config, Logger& logger, const DeviceS
     left_out = gpus - static_cast<int>(backends.size());
     if (!backends.empty()) return Devices{std::move(backends), left_out};
     if (gpus == 0) {
-      logger.info("no GPU: {}; serving on the CPU", why);
+      logger.info("no GPU found: {}; serving on the CPU", why);
     } else {
       logger.warn("none of {} GPUs can be used; serving on the CPU", gpus);
     }
@@ -86,7 +86,7 @@ Result<Devices> MakeBackends(const Config& config, Logger& logger, const DeviceS
     Result<std::unique_ptr<Backend>> backend = source.open(name, options);
     if (!backend.ok() && config.device == "cuda:all") {
       return Status(backend.status().code(),
-                    backend.status().message() + " (--device auto leaves out such GPUs)");
+                    backend.status().message() + " (--device auto leaves such GPUs out)");
     }
     if (!backend.ok()) return backend.status();
     backends.push_back(std::move(*backend));

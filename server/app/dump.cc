@@ -205,8 +205,8 @@ Result<std::vector<Bytes>> InputTensors(const Request& request,
   if (p.page_rows > 0) {
     const int64_t bytes = tensors[1].bytes + tensors[2].bytes;
     if (bytes > thresholds::kCheckedKeysBytesMax) {
-      return ResourceExhausted("K and V of the sessions have " + std::to_string(bytes) +
-                               " bytes, a dump has at most " +
+      return ResourceExhausted("the sessions' K and V have " + std::to_string(bytes) +
+                               " bytes, a dump may have at most " +
                                std::to_string(thresholds::kCheckedKeysBytesMax));
     }
     for (const auto& [view, dim, tensor] :
@@ -302,11 +302,12 @@ std::string Dumper::TakePlace(const Request& request) {
   const bool shared = request.transport == Transport::kSharedMemory;
   const int64_t shared_max = (options_.dumps_max + 1) / 2;
   if (dumps_ >= options_.dumps_max) {
-    return fmt::format("{} were written, the most allowed", dumps_);
+    return fmt::format("{} were written, the limit (--check-dump-max)", dumps_);
   }
   if (shared && shared_dumps_ >= shared_max) {
-    return fmt::format("{} of requests in shared memory were written, the most allowed",
-                       shared_dumps_);
+    return fmt::format(
+        "{} with tensors in shared memory were written, the limit (half of --check-dump-max)",
+        shared_dumps_);
   }
   const auto [last, first] =
       last_.try_emplace(std::pair(request.transport, request.selection.kernel), now);

@@ -96,10 +96,10 @@ std::vector<prometheus::MetricFamily> GpuStats::Collect() const {
   constexpr auto kGauge = prometheus::MetricType::Gauge;
   std::vector<prometheus::MetricFamily> families = {
       EmptyFamily(kGauge, "attend_gpu_utilization_ratio",
-                  "Share of time in which a kernel ran, by NVML"),
+                  "Share of time during which a kernel ran, from NVML"),
       EmptyFamily(kGauge, "attend_gpu_memory_used_bytes",
-                  "Device memory in use by all processes, by NVML"),
-      EmptyFamily(kGauge, "attend_gpu_power_watts", "Power drawn by the GPU, by NVML")};
+                  "Device memory in use by all processes, from NVML"),
+      EmptyFamily(kGauge, "attend_gpu_power_watts", "Power drawn by the GPU, from NVML")};
   const auto add = [&families](int family, const std::string& device, double value) {
     AddMetric(families[family], "device", device).gauge.value = value;
   };

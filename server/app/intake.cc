@@ -41,14 +41,16 @@ int64_t MessageMemoryMax(const Config& config) {
 }
 
 std::string WhyEnded(ClientRefusal reason) {
-  if (reason == ClientRefusal::kStranger) return "nobody who may call has called on it";
-  if (reason == ClientRefusal::kStalled) return "a message came no further (--message-timeout)";
-  return "its unfinished messages take most, of too much (--message-memory-max)";
+  if (reason == ClientRefusal::kStranger)
+    return "no call on it was accepted in time (--first-call-timeout)";
+  if (reason == ClientRefusal::kStalled) return "a message made no progress (--message-timeout)";
+  return "its incomplete messages took the most memory when the limit was exceeded "
+         "(--message-memory-max)";
 }
 
 // The first byte of every TLS handshake record.
 constexpr char kTlsHandshake = 0x16;
-constexpr std::string_view kTlsOnly = "this port takes TLS only";
+constexpr std::string_view kTlsOnly = "this port accepts only TLS";
 
 // The refusal in the client's own protocol: an HTTP/2 GOAWAY, or HTTP/1.1 text. No SETTINGS frame
 // precedes the GOAWAY: gRPC clients would take the connection as established, and reconnect in a
@@ -265,7 +267,7 @@ bool Intake::Admits(int socket) {
       std::find(users->second.begin(), users->second.end(), client.uid) != users->second.end()) {
     return true;
   }
-  Refuse(socket, ClientRefusal::kUser, "its user is none of the socket's (--socket-users)");
+  Refuse(socket, ClientRefusal::kUser, "its user may not connect to this socket (--socket-users)");
   return false;
 }
 

@@ -100,7 +100,8 @@ Status MetricsEndpoint::Listen() {
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   spare_ = OpenSpare();
   if (wake_.valid() && spare_.valid()) return Status();
-  return Internal(std::string("no descriptors for metrics: ") + std::strerror(errno));
+  return Internal(std::string("cannot create descriptors for the metrics endpoint: ") +
+                  std::strerror(errno));
 }
 
 MetricsEndpoint::~MetricsEndpoint() {
@@ -195,16 +196,16 @@ void MetricsEndpoint::MakeRoom() {
 void MetricsEndpoint::LogReload(const Status& status) {
   tls_metrics_.RecordMetricsAuth(status.ok());
   if (status.ok()) {
-    logger_.Log(LogLevel::info, "changed files are in use", {{"flag", "metrics-auth"}});
+    logger_.Log(LogLevel::info, "changed file in use", {{"flag", "metrics-auth"}});
   } else {
-    logger_.Log(LogLevel::err, "changed files cannot be used, the earlier ones stay",
+    logger_.Log(LogLevel::err, "changed file cannot be used; the previous one stays in use",
                 {{"flag", "metrics-auth"}, {"error", status.message()}});
   }
 }
 
 HttpAnswer MetricsEndpoint::Answer(const HttpRequest& request) {
   if (request.method != "GET" && request.method != "HEAD") {
-    return {.status = "405 Method Not Allowed", .body = "everything here is read with GET\n"};
+    return {.status = "405 Method Not Allowed", .body = "only GET and HEAD are allowed\n"};
   }
   if (request.path == "/healthz") return Probe(options_.ailment());
   if (request.path == "/readyz") return Probe(options_.ready() ? nullptr : "not ready\n");
@@ -236,11 +237,11 @@ HttpAnswer MetricsEndpoint::AnswerMetrics(const HttpRequest& request) {
     authenticator_->Reload();
     const Code allowed = Allow(request);
     if (allowed == Code::kPermissionDenied) {
-      return {.status = "403 Forbidden", .body = "the scope info is needed\n"};
+      return {.status = "403 Forbidden", .body = "the caller needs the scope info\n"};
     }
     if (allowed != Code::kOk) {
       return {.status = "401 Unauthorized",
-              .body = "a token is needed, as bearer or password, and not in the clear\n",
+              .body = "a token is required, as bearer or password, over TLS or loopback\n",
               .challenge = "Bearer realm=\"attend\", Basic realm=\"attend\""};
     }
   }

@@ -61,13 +61,13 @@ std::vector<prometheus::MetricFamily> ObservingFamilies(const AccessLog* log, Tr
   if (tracer != nullptr) spans = tracer->exporter().stats();
   return {
       Outcomes("attend_access_log_lines_total",
-               "Lines of the access log: written, lost (a full disk, a slow reader), or limited by "
-               "its rate",
+               "Access log lines: written, lost (to a full disk or a slow reader), or left out by "
+               "its rate limit",
                {{"written", lines.written}, {"lost", lines.lost}, {"limited", lines.limited}}),
       Outcomes(
           "attend_spans_total",
-          "Spans of calls: exported, dropped (the collector was slow), or failed (it did not "
-          "take them)",
+          "Spans of calls: exported, dropped (the collector was too slow), or failed (the "
+          "collector did not accept them)",
           {{"exported", spans.exported}, {"dropped", spans.dropped}, {"failed", spans.failed}})};
 }
 

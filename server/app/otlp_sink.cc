@@ -200,7 +200,7 @@ Result<PartialSuccess> OtlpSink::Send(std::span<const CallSpan> calls, Duration 
   std::shared_ptr<grpc::Channel> channel;
   {
     const MutexLock lock(mutex_);
-    if (cancelled_) return Status(Code::kCancelled, "the server is ending");
+    if (cancelled_) return Status(Code::kCancelled, "the server is shutting down");
     connection_->sending = &context;
     channel = connection_->channel;
   }

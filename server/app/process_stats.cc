@@ -74,20 +74,21 @@ std::vector<MetricFamily> ProcessStats::Collect() const {
   const MutexLock lock(mutex_);
   const Fields stat = ReadStat(stat_);
   MetricFamily cpu = EmptyFamily(MetricType::Counter, "process_cpu_seconds_total",
-                                 "Time of all cores, in the process and in the system for it");
+                                 "User and system CPU time of the process, over all cores");
   cpu.metric.emplace_back().counter.value =
       (stat[kUserTicks] + stat[kSystemTicks]) / static_cast<double>(sysconf(_SC_CLK_TCK));
   return {
       std::move(cpu),
-      Gauge("process_resident_memory_bytes", "Memory of the process, what it shares included",
+      Gauge("process_resident_memory_bytes",
+            "Resident memory of the process, including shared pages",
             stat[kResidentPages] * static_cast<double>(sysconf(_SC_PAGESIZE))),
       Gauge("process_virtual_memory_bytes", "Address space of the process", stat[kVirtualBytes]),
-      Gauge("process_open_fds", "Descriptors that are open", CountDescriptors()),
-      Gauge("process_max_fds", "Bound of open descriptors", static_cast<double>(DescriptorsMax())),
+      Gauge("process_open_fds", "Open file descriptors", CountDescriptors()),
+      Gauge("process_max_fds", "Limit on open file descriptors",
+            static_cast<double>(DescriptorsMax())),
       Gauge("process_threads", "Threads of the process", stat[kThreads]),
       Gauge("attend_heap_used_bytes",
-            "Memory that malloc has given out and not got back; pools and receive buffers are not "
-            "malloc's",
+            "Memory allocated by malloc and not yet freed; excludes pools and receive buffers",
             HeapBytes())};
 }
 

@@ -103,7 +103,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
     if (dumper_ != nullptr) dumper_->Write(request);
   });
   engine_->OnDeviceLost([this](const DeviceInfo& device) {
-    logger_->Log(LogLevel::err, "device is lost", {{"device", device.name}}, device.name);
+    logger_->Log(LogLevel::err, "device lost", {{"device", device.name}}, device.name);
     if (session_memory_ != nullptr) EndSessionsOf(device);
     UpdateHealth();
   });
@@ -128,7 +128,7 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
   answers_ =
       std::make_unique<AnswerWatch>(WriteTimeout(config_), clock_, [this](const std::string& peer) {
         metrics_.RecordUnread();
-        logger_->Log(LogLevel::warn, "call ended, its answer was not read",
+        logger_->Log(LogLevel::warn, "call ended because the client did not read its answer",
                      {{"write_timeout_s", config_.write_timeout_seconds}, {"peer", peer}});
       });
   return MakeServices();
@@ -200,7 +200,7 @@ Status Server::MakeSessions() {
         backend->MakeArena(SessionBytes(config_, backend->info()) + kPageUnitBytes);
     if (!arena.ok() && !config_.session_memory_is_default) return arena.status();
     if (!arena.ok()) {
-      logger_->Log(LogLevel::warn, "device has no sessions",
+      logger_->Log(LogLevel::warn, "device has no memory for sessions",
                    {{"device", backend->info().name}, {"error", arena.status().message()}});
     }
     arenas.push_back(arena.ok() ? std::move(*arena) : nullptr);
@@ -220,7 +220,7 @@ void Server::LockReceiveMemory() {
   Result<std::unique_ptr<ReceiveMemory>> locked =
       ReceiveMemory::Lock(engine_->host_allocator(), blocks_->begin(), blocks_->bytes());
   if (!locked.ok()) {
-    logger_->Log(LogLevel::warn, "messages are copied, as their memory is not page-locked",
+    logger_->Log(LogLevel::warn, "receive memory cannot be page-locked; messages are copied",
                  {{"error", locked.status().message()}});
     return;
   }
@@ -315,9 +315,10 @@ bool Server::ReadyLocked() const {
 }
 
 const char* Server::Ailment() {
-  if (!engine_->healthy()) return "every device is lost\n";
+  if (!engine_->healthy()) return "all devices are lost\n";
   const MutexLock lock(serving_mutex_);
-  return serving_ == nullptr || serving_->answers() ? nullptr : "calls are not answered\n";
+  return serving_ == nullptr || serving_->answers() ? nullptr
+                                                    : "the server does not answer calls\n";
 }
 
 void Server::LogStart() const {
@@ -346,7 +347,7 @@ void Server::Reload() {
     if (status.ok()) {
       logger_->Log(LogLevel::info, "reloaded", {{"what", what}});
     } else {
-      logger_->Log(LogLevel::err, "reload failed, what was there stays",
+      logger_->Log(LogLevel::err, "reload failed; the previous version stays in use",
                    {{"what", what}, {"error", status.message()}}, what);
     }
   });

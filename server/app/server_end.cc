@@ -32,11 +32,11 @@ bool Server::WaitForCalls(TimePoint until) const {
 }
 
 bool Server::StopRunning() {
-  logger_->warn("drain time is over: {} requests are stopped", engine_->inflight());
+  logger_->warn("drain timeout: stopping {} requests", engine_->inflight());
   engine_->Abort();
   if (engine_->WaitIdle(clock_.Now() + kStopTime)) return true;
   for (const BusyRequest& each : engine_->Running()) {
-    logger_->Log(LogLevel::err, "a request held up the drain",
+    logger_->Log(LogLevel::err, "request held up the drain",
                  {{"id", each.id},
                   {"request_id", each.request_id},
                   {"peer", each.peer},
@@ -51,7 +51,7 @@ bool Server::Drain(Duration timeout) {
   accepting_->End();
   logger_->info("draining: {} requests to finish", engine_->inflight());
   if (shared_ != nullptr && !shared_->Stop(until)) {
-    logger_->error("drain timed out while a shared region was being made");
+    logger_->error("drain timed out while a shared region was being created");
     FlushObserving();
     return false;
   }
@@ -64,10 +64,10 @@ bool Server::Drain(Duration timeout) {
   const bool sent = WaitForCalls(end);
   if (!sent) {
     for (const std::string& peer : answers_->WaitingPeers()) {
-      logger_->Log(LogLevel::err, "a client held up the drain, its answer was not read",
+      logger_->Log(LogLevel::err, "client held up the drain by not reading its answer",
                    {{"peer", peer}});
     }
-    logger_->error("drain timed out with answers that no client has read");
+    logger_->error("drain timed out with answers that clients had not read");
   }
   // The last bytes may be in kernel buffers. If the process ended while a client still sends, the
   // connection would be reset and they would be lost, so give clients a moment to read. Late calls
@@ -102,7 +102,7 @@ Server::~Server() {
     clock_.SleepFor(milliseconds(1));
   }
   if (engine_->host_pool().used_bytes() > 0) {
-    logger_->error("gRPC still holds {} bytes of answers; their memory stays taken",
+    logger_->error("answers still hold {} bytes of memory, which is not freed",
                    engine_->host_pool().used_bytes());
     (void)engine_.release();
   }

@@ -49,7 +49,7 @@ void LogParts(const Config& config, Logger& logger) {
   for (size_t i = 0; i < parts.own.size(); ++i) {
     of_tenants.push_back(config.tenants.list()[i].name + " " + RoundByteSize(parts.own[i]));
   }
-  logger.info("memory of one tenant alone: {}; in common: {}", fmt::join(of_tenants, ", "),
+  logger.info("memory reserved per tenant: {}; common: {}", fmt::join(of_tenants, ", "),
               RoundByteSize(parts.common));
 }
 
@@ -66,8 +66,8 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   }
   logger.info("kernels: {}", fmt::join(KernelNames(facts.devices), ", "));
   logger.info(
-      "limits: message {}, memory {}, queue {} requests, batch {} requests, stream {} requests, "
-      "{} calls a connection, chunked requests {} streams and {} s idle, reference check {}",
+      "limits: message {}, memory {}, queue {} requests, batch {} requests, stream {} requests, {} "
+      "calls per connection, chunked requests {} streams and {} s idle, reference check {}",
       RoundByteSize(config.max_request_bytes), RoundByteSize(config.memory_budget_bytes),
       config.max_queue, config.max_batch_requests, config.stream_requests_max, MaxStreams(config),
       config.chunked_streams_max, config.chunked_idle_timeout_seconds, config.reference_check);
@@ -78,9 +78,8 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   if (most > memory.bytes / 5 * 4) {
     logger.warn(
         "memory-budget, message-memory-max, shared-memory-max, oip-shared-memory-bytes of each "
-        "tenant, session-memory and 56 KiB for each of max-calls may come to {}, {} has {}: under "
-        "load the "
-        "system may end the server",
+        "tenant, session-memory and 56 KiB for each of max-calls add up to {}, but {} has {}: "
+        "under load the system may kill the server",
         RoundByteSize(most), memory.whose, RoundByteSize(memory.bytes));
   }
   std::vector<std::string> tenants;
@@ -93,10 +92,10 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   logger.info("tcp congestion control: {}; allocator tuning: {}; page-locked receive memory: {}",
               CongestionControl(), OnOff(config.allocator_tuning),
               RoundByteSize(facts.receive_memory_bytes));
-  logger.info("connections: {}, of one peer {}; open calls: {}, of one peer {}; descriptors: {}",
+  logger.info("connections: {}, {} per peer; open calls: {}, {} per peer; descriptors: {}",
               facts.connections.connections, facts.connections.per_peer, MaxCalls(config),
               MaxCallsPerPeer(config), DescriptorsMax());
-  logger.info("server id: {}; connections' age: {}; load reports: {}", config.server_id,
+  logger.info("server id: {}; connection age: {}; load reports: {}", config.server_id,
               config.max_connection_age_seconds > 0
                   ? fmt::format("up to {} s", config.max_connection_age_seconds)
                   : std::string("any"),
@@ -106,7 +105,7 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
               shared ? "on " + facts.shared_memory_socket : std::string("off"),
               OnOff(facts.cuda_ipc));
   const auto or_off = [](const std::string& text) { return text.empty() ? "off" : text; };
-  logger.info("open inference protocol: {}; its shared memory: {}, of GPUs: {}", OnOff(config.oip),
+  logger.info("open inference protocol: {}; its shared memory: {}, on GPUs: {}", OnOff(config.oip),
               or_off(config.oip_shared_memory), OnOff(config.oip_cuda_shared_memory));
   const bool metrics = !facts.metrics_address.empty();
   const std::string scheme = MetricsAccessOf(config).tls.cert.empty() ? "http://" : "https://";

@@ -28,7 +28,7 @@ std::vector<std::string> SplitAt(const std::string& text, char separator) {
 // "tenant=NAME", then the socket's own settings.
 Status ParseQuery(const std::string& query, UnixAddress* parsed) {
   const Status wrong = InvalidArgument(
-      "after its path may come ?tenant=NAME only, and then &users=A:B, &mode=MODE and "
+      "the path may be followed only by ?tenant=NAME, and then by &users=A:B, &mode=MODE and "
       "&group=GROUP, each once");
   std::string users;
   const std::array<std::pair<std::string_view, std::string*>, 4> fields = {
@@ -96,9 +96,8 @@ Status CheckTenantsSockets(const Config& config) {
     if (config.socket_users.empty() && (own_file || !OthersMayOpen(*used))) continue;
     return InvalidArgument(
         each +
-        ": there are sockets of several tenants, and --socket-users, --socket-mode and "
-        "--socket-group would let the same users in at each: say here who may connect, by "
-        "&users=A:B");
+        ": with sockets of several tenants, --socket-users, --socket-mode and --socket-group would "
+        "admit the same users to each; add &users=A:B to this address");
   }
   return Status();
 }

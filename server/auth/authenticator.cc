@@ -45,20 +45,20 @@ const Grant* Find(const Grants& grants, const Credentials& credentials, Decision
   if (credentials.authorization) {
     if (!credentials.encrypted && !credentials.local) {
       refused = Refuse(CallerRefusal::kCleartext,
-                       "a token came in the clear: it is taken over TLS, loopback and Unix "
-                       "sockets alone, and should be replaced, as others may have read it");
+                       "the token was sent in the clear: tokens are accepted only over TLS, "
+                       "loopback and Unix sockets; replace it, as others may have read it");
       return nullptr;
     }
     const std::optional<std::string_view> token = TokenIn(*credentials.authorization);
     if (!token) {
       refused = Refuse(CallerRefusal::kUnknown,
-                       "the metadata authorization must be \"Bearer TOKEN\", the token " +
+                       "the metadata authorization must be \"Bearer TOKEN\", with a token of " +
                            std::to_string(kTokenBytesMin) + " to " +
                            std::to_string(kTokenBytesMax) + " visible characters");
       return nullptr;
     }
     const Grant* const grant = grants.FindToken(*token);
-    if (grant == nullptr) refused = Refuse(CallerRefusal::kUnknown, "the token is not known");
+    if (grant == nullptr) refused = Refuse(CallerRefusal::kUnknown, "the token is unknown");
     return grant;
   }
   for (const Credentials::Name& name : credentials.certificate) {
@@ -103,7 +103,7 @@ Result<Grants> Authenticator::Read(std::optional<FileState>& state) const {
   const UniqueFd file(open(options_.file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat about {};
   if (!file.valid() || fstat(file.get(), &about) != 0) return unread();
-  if (!S_ISREG(about.st_mode)) return wrong("it is not a file");
+  if (!S_ISREG(about.st_mode)) return wrong("it is not a regular file");
   if ((about.st_mode & S_IWOTH) != 0) return wrong("any user may write to it");
   std::string text;
   text.resize(static_cast<size_t>(kTokensFileBytesMax) + 1);
@@ -165,7 +165,7 @@ Decision Authenticator::Decide(const Credentials& credentials, Scope scope) cons
   if (grant->expires <= options_.now()) {
     return Refuse(CallerRefusal::kExpired, credentials.authorization
                                                ? "the token has expired"
-                                               : "what the certificate allowed has expired");
+                                               : "the certificate's entry in --tokens has expired");
   }
   const auto deny = [&](CallerRefusal refusal, std::string message) {
     // A denied call is charged to the caller's own tenant, not to the one it names.
@@ -180,8 +180,8 @@ Decision Authenticator::Decide(const Credentials& credentials, Scope scope) cons
   const std::string& own = options_.tenants[static_cast<size_t>(grant->tenant)];
   if (credentials.tenant && *credentials.tenant != own) {
     if (!grant->any_tenant) {
-      return deny(CallerRefusal::kTenant, "the caller is of tenant \"" + own +
-                                              "\" and may speak for no other (x-attend-tenant)");
+      return deny(CallerRefusal::kTenant, "the caller belongs to tenant \"" + own +
+                                              "\" and may not call for another (x-attend-tenant)");
     }
     const auto named =
         std::find(options_.tenants.begin(), options_.tenants.end(), *credentials.tenant);
@@ -191,7 +191,7 @@ Decision Authenticator::Decide(const Credentials& credentials, Scope scope) cons
     caller.tenant = static_cast<int>(named - options_.tenants.begin());
   }
   if (!grant->scopes.Has(scope)) {
-    return deny(CallerRefusal::kScope, "the caller \"" + *grant->name + "\" has no scope " +
+    return deny(CallerRefusal::kScope, "the caller \"" + *grant->name + "\" lacks the scope " +
                                            std::string(ScopeName(scope)));
   }
   return decision;

@@ -121,7 +121,7 @@ class Grants::Parser {
     const bool known =
         flag ? field == "any-tenant" : std::find(kKeys.begin(), kKeys.end(), key) != kKeys.end();
     if (!known) {
-      return Wrong("has a field that is none of name=, " + std::string(kCredentialKeys) +
+      return Wrong("has an unknown field; known are name=, " + std::string(kCredentialKeys) +
                    ", tenant=, scopes=, expires= and any-tenant");
     }
     if (!seen_.insert(key).second) return Wrong("has " + std::string(key) + " twice");
@@ -142,7 +142,7 @@ class Grants::Parser {
       return Wrong("has a name that is not 1 to " + std::to_string(kCallerNameBytesMax) +
                    " letters, digits, dots, dashes and underscores");
     }
-    if (!names_.emplace(value).second) return Wrong("has a name that an earlier line has");
+    if (!names_.emplace(value).second) return Wrong("repeats the name of an earlier line");
     grant_.name = std::make_shared<const std::string>(value);
     return Status();
   }
@@ -150,7 +150,7 @@ class Grants::Parser {
   Status TakeTenant(std::string_view value) {
     const auto found = std::find(tenants_.begin(), tenants_.end(), value);
     if (found == tenants_.end()) {
-      return Wrong("has a tenant that is none of the server's (--tenant)");
+      return Wrong("has a tenant that --tenant does not name");
     }
     grant_.tenant = static_cast<int>(found - tenants_.begin());
     return Status();
@@ -159,7 +159,7 @@ class Grants::Parser {
   Status TakeScopes(std::string_view value) {
     while (!value.empty()) {
       const std::optional<Scope> scope = ParseScope(Next(value, ','));
-      if (!scope) return Wrong("has a scope that is none of compute, sessions, info and admin");
+      if (!scope) return Wrong("has an unknown scope; known are compute, sessions, info and admin");
       grant_.scopes.Add(*scope);
     }
     return Status();
@@ -168,7 +168,7 @@ class Grants::Parser {
   Status TakeExpiry(std::string_view value) {
     const std::optional<WallTime> time = ParseTime(value);
     if (!time) {
-      return Wrong("has an expires that is not a time such as 2027-01-31T00:00:00Z, or its day");
+      return Wrong("has an expires that is neither a time such as 2027-01-31T00:00:00Z nor a date");
     }
     grant_.expires = *time;
     return Status();
@@ -176,7 +176,7 @@ class Grants::Parser {
 
   Status TakeCredential(std::string_view key, std::string_view value) {
     if (digest_ || certificate_) {
-      return Wrong("has two of " + std::string(kCredentialKeys));
+      return Wrong("has more than one of " + std::string(kCredentialKeys));
     }
     if (key == "sha256") {
       digest_ = ParseDigest(value);
@@ -194,7 +194,7 @@ class Grants::Parser {
     if (!digest_ && !certificate_) return Wrong("has none of " + std::string(kCredentialKeys));
     if (grant_.scopes.none()) return Wrong("has no scopes");
     if (grants_.count() == kGrantsMax) {
-      return Wrong("is one more than the " + std::to_string(kGrantsMax) + " callers allowed");
+      return Wrong("exceeds the limit of " + std::to_string(kGrantsMax) + " callers");
     }
     const auto index = static_cast<int>(grants_.count());
     bool first = true;
@@ -210,7 +210,7 @@ class Grants::Parser {
                   .emplace(std::move(certificate_->second), index)
                   .second;
     }
-    if (!first) return Wrong("has the token or certificate of an earlier line");
+    if (!first) return Wrong("repeats the token or certificate of an earlier line");
     grants_.grants_.push_back(std::move(grant_));
     return Status();
   }
@@ -232,7 +232,7 @@ Result<Grants> Grants::Parse(std::string_view text, std::span<const std::string>
     return InvalidArgument("it has more than " + std::to_string(kTokensFileBytesMax) + " bytes");
   }
   if (!text.empty() && text.back() != '\n') {
-    return InvalidArgument("its last line does not end: it was cut short");
+    return InvalidArgument("its last line has no line break: the file was cut short");
   }
   Grants grants;
   Parser parser(tenants, grants);
@@ -241,7 +241,7 @@ Result<Grants> Grants::Parse(std::string_view text, std::span<const std::string>
     if (line.starts_with('#')) continue;
     ATTEND_RETURN_IF_ERROR(parser.TakeLine(line, number));
   }
-  if (grants.count() == 0) return InvalidArgument("it lets nobody in: no line names a caller");
+  if (grants.count() == 0) return InvalidArgument("it contains no callers");
   return grants;
 }
 

@@ -95,7 +95,7 @@ void Checker::Post(std::unique_ptr<Request> request) {
     queue_.Push(request, static_cast<int64_t>(share * static_cast<double>(kBatchCost)));
   } catch (const std::bad_alloc&) {
     lock.Unlock();
-    Fail(*request, ResourceExhausted("there is no memory to check the answer"));
+    Fail(*request, ResourceExhausted("no memory to check the answer"));
     return finish_(std::move(request));
   }
   if (deadline < watched_) {
@@ -241,7 +241,7 @@ void Checker::Check(Request& request) {
     request.check_ns = NanosecondsBetween(begin, clock_.Now());
   } catch (const std::bad_alloc&) {
     request.report.reset();
-    Fail(request, ResourceExhausted("there is no memory for the reference check"));
+    Fail(request, ResourceExhausted("no memory for the reference check"));
   }
 }
 

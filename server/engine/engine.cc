@@ -51,7 +51,8 @@ Result<std::unique_ptr<Engine>> Engine::Make(std::vector<std::unique_ptr<Backend
   Result<std::unique_ptr<HostPool>> pool =
       HostPool::Make(*allocator, options.memory_budget_bytes, options.tenants.weights());
   if (!pool.ok()) {
-    return Status(pool.status().code(), "taking the memory budget: " + pool.status().message());
+    return Status(pool.status().code(),
+                  "cannot allocate the memory budget: " + pool.status().message());
   }
   engine->host_pool_ = std::move(*pool);
   engine->checker_ = std::make_unique<Checker>(

@@ -35,9 +35,10 @@ Status Engine::PlanCheck(Request& request) {
   }
   request.check = AnswerCheck::kSkipped;
   metrics_.RecordCheck(CheckResult::kRefused, request.transport);
-  return ResourceExhausted(Rejection::kChecks,
-                           "check: " + std::to_string(options_.checker.places_max) +
-                               " requests wait for their reference check, the limit (max-checks)");
+  return ResourceExhausted(
+      Rejection::kChecks,
+      "check: " + std::to_string(options_.checker.places_max) +
+          " requests are waiting for their reference check, the limit (max-checks)");
 }
 
 void Engine::CheckDone(std::unique_ptr<Request> request) {

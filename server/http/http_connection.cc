@@ -66,7 +66,7 @@ bool HttpConnection::Receive(const Answer& answer) {
 bool HttpConnection::Decrypt(std::string_view bytes) {
   if (SSL_in_before(ssl_.get()) && std::isalpha(static_cast<unsigned char>(bytes.front())) != 0) {
     ssl_.reset();  // no TLS record begins with a letter, every HTTP request does
-    Finish(FormatHttpAnswer({.status = "400 Bad Request", .body = "this address speaks https\n"},
+    Finish(FormatHttpAnswer({.status = "400 Bad Request", .body = "this address requires https\n"},
                             true));
     return true;
   }

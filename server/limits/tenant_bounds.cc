@@ -173,7 +173,7 @@ Status SetRate(std::span<const Section* const> sections, std::string_view rate_k
     rate.per_second = per_second->first;
     rate.burst = burst == nullptr || burst->first == 0 ? rate.per_second : burst->first;
   } else if (last != nullptr && last->first > 0) {
-    return Wrong(last->second, "none, as there is no " + std::string(rate_key));
+    return Wrong(last->second, "none without " + std::string(rate_key));
   }
   return Status();
 }

@@ -106,11 +106,11 @@ Status TenantLimits::CheckRate(Tenant& tenant, Limit limit, const TokenBucket& b
   const Rate& rate = bucket.rate();
   return ResourceExhausted(
       Rejection::kTenantLimit,
-      "tenant limit " + std::string(LimitKey(limit)) + ": the tenant has taken " +
-          std::to_string(bucket.Missing(now) - rate.burst) + " more than its burst of " +
-          std::to_string(rate.burst) + ", may take " + std::to_string(rate.per_second) +
-          (limit == Limit::kBytes ? " bytes" : " FLOPs of cost") +
-          " a second; it may come again in " + std::to_string(hold.retry_after_ms_) + " ms");
+      "tenant limit " + std::string(LimitKey(limit)) + ": the tenant is " +
+          std::to_string(bucket.Missing(now) - rate.burst) + " over its burst of " +
+          std::to_string(rate.burst) + ", at a rate of " + std::to_string(rate.per_second) +
+          (limit == Limit::kBytes ? " bytes" : " FLOPs of cost") + " a second; retry in " +
+          std::to_string(hold.retry_after_ms_) + " ms");
 }
 
 Status TenantLimits::CheckRates(Tenant& tenant, TimePoint now, LimitHold& hold) {

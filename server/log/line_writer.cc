@@ -41,8 +41,8 @@ constexpr int kTooFast = 0;
 constexpr int kNoReader = -1;
 
 std::string TextOf(int error) {
-  if (error == kTooFast) return "they come faster than they are written";
-  return error == kNoReader ? "its reader does not read" : std::strerror(error);
+  if (error == kTooFast) return "lines arrive faster than they can be written";
+  return error == kNoReader ? "its reader has stopped reading" : std::strerror(error);
 }
 
 TimePoint TrueTime() { return std::chrono::steady_clock::now(); }

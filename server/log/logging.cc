@@ -108,7 +108,7 @@ void Logger::WriteLine(const spdlog::details::log_msg& message, std::span<const 
 }
 
 void Logger::WriteLeftOut(LogLevel level, const LogLimit::LeftOut& left_out) {
-  const spdlog::details::log_msg message({}, name(), level, "more lines like this were left out");
+  const spdlog::details::log_msg message({}, name(), level, "similar lines were left out");
   const auto millis = std::chrono::duration_cast<std::chrono::milliseconds>(left_out.over);
   const LogFields fields = {{"event", left_out.event},
                             {"kind", left_out.kind},
@@ -148,7 +148,7 @@ int64_t Logger::lost_lines() const { return lines_ == nullptr ? 0 : lines_->writ
 void Logger::Reopen() {
   if (lines_ == nullptr || lines_->writer().path().empty()) {
     if (!std::exchange(said_no_file_, true)) {
-      Log(LogLevel::info, "SIGHUP: there is no --log-file to reopen", {});
+      Log(LogLevel::info, "SIGHUP: no --log-file to reopen", {});
     }
     return;
   }

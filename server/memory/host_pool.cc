@@ -73,11 +73,11 @@ HostPool::~HostPool() {
 Status HostPool::Refusal(int tenant, int64_t bytes) const {
   const int64_t own_bytes = division_.own[tenant];
   return ResourceExhausted(
-      "tensor memory: request needs " + std::to_string(bytes) + " bytes, the budget of " +
-      std::to_string(budget_bytes_) + " has no piece free that is so large" +
+      "tensor memory: request needs " + std::to_string(bytes) + " bytes, the memory budget of " +
+      std::to_string(budget_bytes_) + " has no free block that large" +
       (own_bytes == 0 ? std::string()
                       : ", neither in the tenant's own " + std::to_string(own_bytes) +
-                            " nor in the " + std::to_string(division_.common) + " for all"));
+                            " nor in the common " + std::to_string(division_.common)));
 }
 
 std::pair<size_t, int64_t> HostPool::TakeLocked(int tenant, int64_t bytes) {

@@ -79,7 +79,7 @@ void KeepMemoryReserve(int64_t bytes) {
   std::set_new_handler(GiveBack);
 }
 
-Status OutOfMemory() { return ResourceExhausted("the server's process is out of memory"); }
+Status OutOfMemory() { return ResourceExhausted("the server is out of memory"); }
 
 bool MemoryIsShort() {
   if (!used.load(std::memory_order_relaxed)) return false;

@@ -25,7 +25,7 @@ Status CheckKey(const std::string& key, const SharedFile::Rules& rules) {
   const std::string name = key.substr(1);
   const bool plain = key[0] == '/' && name != "." && name != ".." &&
                      name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
-  if (!plain) return InvalidArgument("key must be a slash and a name without slashes");
+  if (!plain) return InvalidArgument("key must be a slash followed by a name without slashes");
   if (key.starts_with(rules.prefix)) return Status();
   return Status(Code::kPermissionDenied,
                 "key " + key + " must begin with " + rules.prefix + " (oip-shared-memory)");
@@ -62,18 +62,17 @@ Result<SharedFile> SharedFile::Open(const std::string& key, const Rules& rules) 
   struct stat about {};
   if (fstat(file.get(), &about) != 0) return OpenError(key, errno);
   if (!S_ISREG(about.st_mode)) {
-    return InvalidArgument("key " + key + " is not a file");
+    return InvalidArgument("key " + key + " is not a regular file");
   }
   if (about.st_uid != rules.owner) {
-    return Status(Code::kPermissionDenied, "key " + key + " is a file of user " +
-                                               std::to_string(about.st_uid) + ", must be of user " +
-                                               std::to_string(rules.owner));
+    return Status(Code::kPermissionDenied,
+                  "key " + key + " belongs to user " + std::to_string(about.st_uid) +
+                      ", must belong to user " + std::to_string(rules.owner));
   }
   // Another name may be outside what the client may share.
   if (about.st_nlink > 1) {
-    return Status(Code::kPermissionDenied, "key " + key + " is a file with " +
-                                               std::to_string(about.st_nlink) +
-                                               " names (hard links), must have one");
+    return Status(Code::kPermissionDenied, "key " + key + " has " + std::to_string(about.st_nlink) +
+                                               " hard links, must have 1");
   }
   return SharedFile(key, std::move(file));
 }
@@ -85,8 +84,8 @@ int64_t SharedFile::Size() const {
 
 Status SharedFile::TooShort(int64_t offset, int64_t bytes) const {
   return InvalidArgument("key " + key_ + " has " + std::to_string(Size()) +
-                         " bytes now, must have the " + std::to_string(bytes) + " from " +
-                         std::to_string(offset) + " on");
+                         " bytes now, too few for " + std::to_string(bytes) + " at offset " +
+                         std::to_string(offset));
 }
 
 Status SharedFile::Read(int64_t offset, void* to, int64_t bytes) const {

@@ -23,10 +23,10 @@ Result<UploadBudget::Hold> UploadBudget::Take(int tenant, int64_t bytes) {
   const MutexLock lock(mutex_);
   if (bytes > ledger_.Room(tenant)) {
     return ResourceExhausted("tensor memory: request needs " + std::to_string(bytes) +
-                             " bytes, the tenant has " + std::to_string(ledger_.held(tenant)) +
-                             " of the " + std::to_string(ledger_.most(tenant)) +
-                             " for its incomplete uploads, of which " +
-                             std::to_string(ledger_.own(tenant)) + " are for it alone");
+                             " bytes; the tenant's incomplete uploads hold " +
+                             std::to_string(ledger_.held(tenant)) + " of at most " +
+                             std::to_string(ledger_.most(tenant)) + ", of which " +
+                             std::to_string(ledger_.own(tenant)) + " are reserved for it");
   }
   ledger_.Add(tenant, bytes);
   Hold hold;

@@ -36,9 +36,9 @@ DeviceSeries::DeviceSeries(prometheus::Registry& made_in, const std::string& nam
         "Answered requests that an option or their layout kept from the fastest kernel, or whose "
         "tensors were copied for it",
         reason);
-    fallback_kernel_seconds[n] =
-        &MakeCounter(registry, "attend_fallback_kernel_seconds_total",
-                     "Their share of their batches' time in kernels", reason);
+    fallback_kernel_seconds[n] = &MakeCounter(
+        registry, "attend_fallback_kernel_seconds_total",
+        "Kernel time of these requests: their share of their batches' kernel time", reason);
   }
 }
 

@@ -40,33 +40,33 @@ struct DeviceSeries {
       "closed", {"empty", "delay", "requests", "flops", "bytes", "large", "deadlines"}, labels);
   std::array<Counter*, 3> phases =
       MakeCounters<3>(registry, "attend_device_phase_seconds_total",
-                      "Time that batches spent in each phase, each phase summed up by itself",
+                      "Time that batches spent in each phase, summed for each phase separately",
                       "phase", {"copy_in", "kernel", "copy_out"}, labels);
   Counter& span = MakeCounter(registry, "attend_device_span_seconds_total",
                               "Time of batches from the first byte in to the last byte out; less "
-                              "than their phases' sum where these overlapped",
+                              "than the sum of their phases where these overlap",
                               labels);
   Counter& cut_parts =
       MakeCounter(registry, "attend_cut_parts_total",
-                  "Parts that large requests were computed in on one device", labels);
+                  "Parts into which large requests were divided on one device", labels);
   Gauge& queue =
       MakeGauge(registry, "attend_queue_requests", "Requests waiting for a lane", labels);
   std::vector<Gauge*> tenant_queue;
   Gauge& lanes_busy =
       MakeGauge(registry, "attend_lanes_busy", "Lanes that run a batch now", labels);
   Gauge& outstanding = MakeGauge(registry, "attend_outstanding_cost",
-                                 "Cost of the requests that wait or run, in full batches", labels);
-  Gauge& backlog =
-      MakeGauge(registry, "attend_backlog_seconds",
-                "Time that the device is expected to need for what waits and runs", labels);
+                                 "Cost of waiting and running requests, in full batches", labels);
+  Gauge& backlog = MakeGauge(
+      registry, "attend_backlog_seconds",
+      "Time that the device is expected to need for waiting and running requests", labels);
   Gauge& healthy =
-      MakeGauge(registry, "attend_device_healthy", "1 while the device takes work", labels);
+      MakeGauge(registry, "attend_device_healthy", "1 while the device accepts work", labels);
   Gauge& memory_used =
       MakeGauge(registry, "attend_device_memory_used_bytes",
-                "Device memory held by lanes and uploads; 0 where they use the host's", labels);
+                "Device memory held by lanes and uploads; 0 if they use host memory", labels);
   Gauge& memory_limit =
       MakeGauge(registry, "attend_device_memory_limit_bytes",
-                "Bound of the device memory that they hold; 0 where there is none", labels);
+                "Limit on device memory held by lanes and uploads; 0 if there is none", labels);
   // By kernel and dtype; null for kernels of other kinds of device.
   std::array<ByDType, kKernelCount> kernel_requests{};
   std::array<ByDType, kKernelCount> flops{};

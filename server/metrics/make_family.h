@@ -27,7 +27,7 @@ inline prometheus::Gauge& MakeGauge(prometheus::Registry& registry, const char* 
 inline prometheus::Family<prometheus::Gauge>& ReloadFailedFamily(prometheus::Registry& registry) {
   return prometheus::BuildGauge()
       .Name("attend_reload_failed")
-      .Help("1 while a changed file could not be taken, and the earlier one stays")
+      .Help("1 while a changed file could not be loaded and the previous one stays in use")
       .Register(registry);
 }
 inline prometheus::Counter& MakeCounter(prometheus::Registry& registry, const char* name,

@@ -109,24 +109,24 @@ struct Metrics::Families {
                               "Requests that ended, by gRPC status code"};
   const CodeCounters backward_requests{registry, "attend_backward_requests_total",
                                        "Requests for gradients that ended, by gRPC status code"};
-  const CodeCounters objective_requests{registry, "attend_objective_requests_total",
-                                        "Requests that ended, by gRPC status code, without those "
-                                        "that left the server no time or were "
-                                        "refused by a limit of their tenant's"};
+  const CodeCounters objective_requests{
+      registry, "attend_objective_requests_total",
+      "Requests that ended, by gRPC status code, except those that arrived with too little time "
+      "left or were refused by a tenant limit"};
   Counter& short_deadlines =
       MakeCounter(registry, "attend_short_deadlines_total",
-                  "Requests that were late and had less than 10 ms left when they arrived");
-  Counter& early_cancellations = MakeCounter(
-      registry, "attend_early_cancellations_total",
-      "Requests that ended with CANCELLED before they were accepted; of chunked ones, before their "
-      "header was");
+                  "Late requests that had less than 10 ms left when they arrived");
+  Counter& early_cancellations =
+      MakeCounter(registry, "attend_early_cancellations_total",
+                  "Requests that ended with CANCELLED before they were accepted; for chunked "
+                  "requests, before their header was");
   const std::array<Counter*, kRejectionNames.size()> rejections = MakeCounters(
       registry, "attend_rejected_requests_total",
       "Requests refused before they were accepted, by reason", "reason", kRejectionNames);
-  const std::array<Counter*, kDeadlineOutcomeNames.size()> deadlines =
-      MakeCounters(registry, "attend_deadline_requests_total",
-                   "Requests with a deadline: answered in time, or late, and where that was found",
-                   "outcome", kDeadlineOutcomeNames);
+  const std::array<Counter*, kDeadlineOutcomeNames.size()> deadlines = MakeCounters(
+      registry, "attend_deadline_requests_total",
+      "Requests with a deadline, by outcome: answered in time, or where they were found to be late",
+      "outcome", kDeadlineOutcomeNames);
   std::array<Histogram*, kPhaseCount> phases{};
   std::array<Counter*, kTransportCount> bytes_in = MakeTransportCounters("in");
   std::array<Counter*, kTransportCount> bytes_out = MakeTransportCounters("out");
@@ -135,7 +135,7 @@ struct Metrics::Families {
       "Tensor bytes of answered requests that a device read where their messages arrived");
   std::array<std::array<Counter*, kTransportCount>, kCheckResultCount> checks{};
   Counter& unread = MakeCounter(registry, "attend_unread_calls_total",
-                                "Calls that were ended because their clients did not read");
+                                "Calls ended because their clients did not read the answer");
   Counter& check_rows_unjudged =
       MakeCounter(registry, "attend_reference_check_rows_unjudged_total",
                   "Rows of gradients that the double-precision reference could not judge");
@@ -143,39 +143,39 @@ struct Metrics::Families {
                                     "Output rows compared with the reference");
   Histogram& check_error =
       MakeHistogram(registry, "attend_reference_check_error_ratio",
-                    "Largest absolute error of a checked answer over its bound",
+                    "Largest absolute error of a checked answer, relative to its bound",
                     {0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2, 10, 100, 1000});
   Gauge& host_used =
       MakeGauge(registry, "attend_host_memory_used_bytes", "Host tensor memory held by requests");
   Gauge& host_largest_free = MakeGauge(registry, "attend_host_memory_largest_free_bytes",
-                                       "Largest block of host tensor memory that could be taken");
+                                       "Largest free block of host tensor memory");
   Gauge& host_budget =
-      MakeGauge(registry, "attend_host_memory_budget_bytes", "Bound of host tensor memory");
+      MakeGauge(registry, "attend_host_memory_budget_bytes", "Limit on host tensor memory");
   const std::array<Counter*, kConnectionRefusalCount> connection_refusals = MakeCounters(
       registry, "attend_connections_refused_total", "Connections that the server closed, by reason",
       "reason", kConnectionRefusalNames);
   Counter& accept_errors = MakeCounter(registry, "attend_accept_errors_total",
-                                       "Times that the system let no connection be accepted");
-  Gauge& connections = MakeGauge(registry, "attend_connections", "Connections to gRPC's addresses");
+                                       "Times that the system failed to accept a connection");
+  Gauge& connections =
+      MakeGauge(registry, "attend_connections", "Connections to the gRPC addresses");
   Gauge& connections_limit =
-      MakeGauge(registry, "attend_connections_limit", "Bound of attend_connections");
+      MakeGauge(registry, "attend_connections_limit", "Limit on attend_connections");
   Gauge& accepting = MakeGauge(registry, "attend_accepting",
-                               "0 while no connection can be accepted, for a second or longer");
+                               "0 once connections could not be accepted for a second or longer");
   Gauge& inflight =
       MakeGauge(registry, "attend_inflight_requests", "Requests accepted and not yet answered");
   Gauge& unanswered =
       MakeGauge(registry, "attend_heartbeat_unanswered_seconds",
-                "For how long the call that the server sends itself each second has had no answer");
+                "How long the call that the server sends itself each second has been unanswered");
   Gauge& left_out = MakeGauge(registry, "attend_devices_left_out",
-                              "GPUs that --device auto found and could not use at the start");
+                              "GPUs that --device auto found but could not use at start");
   const std::array<Counter*, 2> tokens_reloads = MakeCounters(
-      registry, "attend_tokens_reloads_total", "Times that the changed file of --tokens was read",
+      registry, "attend_tokens_reloads_total", "Reloads of the changed file of --tokens, by result",
       "result", std::array<std::string_view, 2>{"failed", "ok"});
   prometheus::Family<Gauge>& reload_failed = ReloadFailedFamily(registry);
   Gauge& draining = MakeGauge(registry, "attend_draining", "1 once the server refuses new work");
-  Counter& log_lines_suppressed =
-      MakeCounter(registry, "attend_log_lines_suppressed_total",
-                  "Warnings and errors that --log-rate kept out of the log");
+  Counter& log_lines_suppressed = MakeCounter(registry, "attend_log_lines_suppressed_total",
+                                              "Warnings and errors that --log-rate suppressed");
   std::vector<TenantSeries> tenants;
   std::vector<DeviceSeries> devices;
 
@@ -198,12 +198,11 @@ Metrics::Families::Families(const std::string& version) {
   for (int result = 0; result < kCheckResultCount; ++result) {
     checks[result] = MakeCounters(
         registry, "attend_reference_checks_total",
-        "Answers compared with the double-precision reference, by result and by how "
-        "the tensors went",
+        "Answers compared with the double-precision reference, by result and transport",
         "transport", kTransportNames, {{"result", std::string(kCheckResultNames[result])}});
   }
   accepting.Set(1);
-  MakeGauge(registry, "attend_build_info", "Always 1; the labels say what was built",
+  MakeGauge(registry, "attend_build_info", "Always 1; the labels describe the build",
             {{"version", version}, {"compiler", "gcc " __VERSION__}, {"cuda", CudaBuildVersion()}})
       .Set(1);
   // Prometheus compares it with its scrape times, so it is wall-clock time.

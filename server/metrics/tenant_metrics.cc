@@ -20,18 +20,18 @@ TenantSeries::TenantSeries(prometheus::Registry& registry, const std::string& na
     : requests_(registry, "attend_tenant_requests_total",
                 "Requests that ended, by tenant and gRPC status code", {{"tenant", name}}),
       small_calls_(registry, "attend_tenant_small_calls_total",
-                   "Calls that ended and were no requests, by tenant and gRPC status code",
+                   "Calls other than requests that ended, by tenant and gRPC status code",
                    {{"tenant", name}}),
-      limited_(MakeCounter(registry, "attend_tenant_limited_requests_total",
-                           "Requests that ended with RESOURCE_EXHAUSTED because of a limit of "
-                           "their tenant's, by tenant",
-                           {{"tenant", name}})),
+      limited_(MakeCounter(
+          registry, "attend_tenant_limited_requests_total",
+          "Requests that ended with RESOURCE_EXHAUSTED because of a tenant limit, by tenant",
+          {{"tenant", name}})),
       flops_(MakeCounter(registry, "attend_tenant_flops_total",
                          "Floating-point operations of answered requests, by tenant",
                          {{"tenant", name}})),
       session_rows_(MakeCounter(registry, "attend_session_query_rows_total",
-                                "Query rows computed over sessions, by tenant: decoded tokens, "
-                                "where each step asks for one",
+                                "Query rows computed over sessions, by tenant; these are decoded "
+                                "tokens if each step has one row",
                                 {{"tenant", name}})),
       duration_(MakeHistogram(registry, "attend_tenant_request_duration_seconds",
                               "Time from the arrival of answered requests to their answers, by "

@@ -14,8 +14,7 @@ constexpr std::array<const char*, kClientRefusalCount> kRefusalNames = {
 
 prometheus::Counter& Reloads(prometheus::Registry& registry, const char* result) {
   return MakeCounter(registry, "attend_tls_reloads_total",
-                     "Times that changed files of --tls-* or --metrics-tls-* were taken, or an "
-                     "error kept them out",
+                     "Reloads of changed files of --tls-* or --metrics-tls-*, by result",
                      {{"result", result}});
 }
 
@@ -38,11 +37,11 @@ TlsMetrics::TlsMetrics(prometheus::Registry& registry)
                                     {{"reason", kRefusalNames[reason]}});
   }
   for (size_t of = 0; of < expiries_.size(); ++of) {
-    expiries_[of] = &MakeGauge(registry, "attend_tls_expiry_timestamp_seconds",
-                               "When the first certificate of --tls-cert, --tls-client-ca or "
-                               "--metrics-tls-cert, or list of --tls-crl, expires, seconds since "
-                               "1970; 0: there is none",
-                               {{"of", kNames[of]}});
+    expiries_[of] =
+        &MakeGauge(registry, "attend_tls_expiry_timestamp_seconds",
+                   "Earliest expiry among the certificates of --tls-cert, --tls-client-ca or "
+                   "--metrics-tls-cert, or the lists of --tls-crl, in seconds since 1970; 0: none",
+                   {{"of", kNames[of]}});
   }
 }
 

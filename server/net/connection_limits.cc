@@ -22,20 +22,19 @@ Result<ConnectionLimits> LimitConnections(ConnectionLimits limits, int64_t descr
   const int64_t left = descriptors - regions;
   if (regions > 0 && left <= kOtherDescriptors) {
     return InvalidArgument(
-        "shared-memory takes " + std::to_string(regions) +
-        " descriptors for its connections: the process must be able to open more "
-        "than " +
-        std::to_string(regions + kOtherDescriptors) + ", may open " + std::to_string(descriptors) +
-        " (ulimit -n)");
+        "shared-memory reserves " + std::to_string(regions) +
+        " descriptors for its connections, so that the process must be able to open more than " +
+        std::to_string(regions + kOtherDescriptors) + ", but may open " +
+        std::to_string(descriptors) + " (ulimit -n)");
   }
   const int64_t most = std::max<int64_t>(1, left - kOtherDescriptors);
   if (limits.connections > most) {
-    return InvalidArgument(
-        "max-connections " + std::to_string(limits.connections) + " must be at most " +
-        std::to_string(most) + ", as the process may open " + std::to_string(descriptors) +
-        " descriptors (ulimit -n)" +
-        (regions > 0 ? ", " + std::to_string(regions) + " of them for connections to shared memory"
-                     : ""));
+    return InvalidArgument("max-connections is " + std::to_string(limits.connections) +
+                           ", must be at most " + std::to_string(most) + ": the process may open " +
+                           std::to_string(descriptors) + " descriptors (ulimit -n)" +
+                           (regions > 0 ? ", " + std::to_string(regions) +
+                                              " of them reserved for connections to shared memory"
+                                        : ""));
   }
   if (limits.connections == 0) {
     limits.connections =

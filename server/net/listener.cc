@@ -75,14 +75,15 @@ Result<std::unique_ptr<Listener>> Listener::Start(const Options& options, std::v
   std::unique_ptr<Listener> listener(
       new Listener(options, std::move(sockets), std::move(callbacks), metrics, logger, clock));
   if (!listener->events_.valid() || !listener->wake_.valid() || !listener->spare_.valid()) {
-    return Internal(std::string("no descriptors to accept connections with: ") +
+    return Internal(std::string("cannot create descriptors for accepting connections: ") +
                     std::strerror(errno));
   }
   bool watched = listener->Watch(EPOLL_CTL_ADD, listener->wake_.get(), true);
   for (const int fd : listener->sockets_) watched &= listener->Watch(EPOLL_CTL_ADD, fd, true);
   const MessageMemory* const memory = options.message_memory.get();
   if (memory != nullptr) watched &= listener->Watch(EPOLL_CTL_ADD, memory->look(), true);
-  if (!watched) return Internal(std::string("listening sockets: ") + std::strerror(errno));
+  if (!watched)
+    return Internal(std::string("cannot watch the listening sockets: ") + std::strerror(errno));
   listener->thread_ = std::thread([raw = listener.get()] { raw->Run(); });
   return listener;
 }

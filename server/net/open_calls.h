@@ -64,14 +64,14 @@ inline const char* OpenCalls::Peer::Begin() {
   const int64_t before = calls_.fetch_add(1, std::memory_order_relaxed);
   if (before >= all_->per_peer_max_) {
     calls_.fetch_sub(1, std::memory_order_relaxed);
-    return "more open calls than one peer may have";
+    return "more open calls than --max-calls-per-peer allows";
   }
   // The reserve: peers with many calls may not use the last eighth.
   const bool few = before < std::max<int64_t>(1, all_->most_ / kFew);
   const int64_t most = few ? all_->most_ : all_->most_ - all_->most_ / kKept;
   if (all_->calls_.fetch_add(1, std::memory_order_relaxed) < most) return nullptr;
   End(1);
-  return "more open calls than --max-calls";
+  return "more open calls than --max-calls allows";
 }
 
 inline std::shared_ptr<OpenCalls::Peer> OpenCalls::Of(const std::string& peer) {

@@ -56,7 +56,7 @@ bool IsFromLoopback(int socket) {
 
 std::string PeerText(int socket) {
   const std::string peer = PeerOf(socket);
-  if (peer.empty()) return "a client that has gone";
+  if (peer.empty()) return "a client that has disconnected";
   if (peer[0] == 'u') return "user " + peer.substr(1);
   std::array<uint8_t, 16> bytes{};  // the interface part of an IPv6 address is zero
   std::copy(peer.begin() + 1, peer.end(), bytes.begin());

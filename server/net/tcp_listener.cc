@@ -150,7 +150,7 @@ Result<TcpListeners> ListenTcp(const std::string& address, const TcpKeepalive& k
   Result<std::vector<Address>> addresses = AddressesOf(host);
   if (!addresses.ok()) return addresses.status();
   if (reach == TcpReach::kThisMachine && !AreLoopback(*addresses)) {
-    return Unavailable("it is beyond loopback");
+    return Unavailable("the address is beyond loopback");
   }
   int error = EADDRNOTAVAIL;
   for (Address& each : *addresses) {

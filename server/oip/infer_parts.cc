@@ -103,7 +103,7 @@ class Finder {
     }
     InferState::InputPart& part = state_.inputs[static_cast<size_t>(input)];
     if (part.tensor != nullptr) {
-      return InvalidArgument("input '" + tensor.name() + "' is there twice");
+      return InvalidArgument("input '" + tensor.name() + "' is given twice");
     }
     part.tensor = &tensor;
     const std::string what = "input '" + tensor.name() + "'";
@@ -138,7 +138,7 @@ class Finder {
     if (state_.scan.raw_count == 0) {
       if (!contents.present()) {
         return InvalidArgument("unable to find data for input tensor '" + part.tensor->name() +
-                               "': there is no contents and no raw_input_contents");
+                               "': it has no contents and there is no raw_input_contents");
       }
       part.contents = contents;
       return Status();
@@ -168,7 +168,7 @@ class Finder {
       }
       const Output output = wanted.name() == "o" ? Output::kO : Output::kLse;
       if (std::find(state_.outputs.begin(), state_.outputs.end(), output) != state_.outputs.end()) {
-        return InvalidArgument("output '" + wanted.name() + "' is asked for twice");
+        return InvalidArgument("output '" + wanted.name() + "' is requested twice");
       }
       state_.outputs.push_back(output);
       ATTEND_RETURN_IF_ERROR(FindPlace(wanted.parameters(), "output '" + wanted.name() + "'",

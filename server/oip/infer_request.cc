@@ -206,9 +206,8 @@ class Builder {
     int64_t offset = part.raw.offset;
     if (place.region != nullptr) {
       if (!place.region->file) {
-        return Unimplemented(NameOf(part) +
-                             " is in memory of a GPU, must be in the message or in "
-                             "system shared memory");
+        return Unimplemented(
+            NameOf(part) + " is in GPU memory, must be in the message or in system shared memory");
       }
       read.resize(static_cast<size_t>(bytes));
       ATTEND_RETURN_IF_ERROR(
@@ -241,7 +240,8 @@ class Builder {
     }
     if (fits && product == entries) return Status();
     return InvalidArgument(NameOf(part) + ".shape is " + (text.empty() ? "[" : text) +
-                           "], must be of the " + std::to_string(entries) + " numbers that came");
+                           "], must have the " + std::to_string(entries) +
+                           " elements that were sent");
   }
 
   void AddOutputs() {

@@ -69,7 +69,7 @@ class Scanner {
       if (!status.ok()) return Malformed(status.message());
       if (field.bytes > end - reader_.position()) {
         return Malformed("a field of inputs[" + std::to_string(out_.inputs) +
-                         "] ends behind it, at byte " + std::to_string(end));
+                         "] extends past its end, at byte " + std::to_string(end));
       }
       ATTEND_RETURN_IF_ERROR(take(field, begin));
       reader_.Skip(field.bytes);
@@ -92,7 +92,7 @@ class Scanner {
       if (!IsContents(field)) return Status();
       if (contents.present()) {
         return InvalidArgument("inputs[" + std::to_string(out_.inputs) +
-                               "].contents is there twice");
+                               "].contents is given twice");
       }
       contents = {reader_.position(), field.bytes};
       small -= reader_.position() - begin.position() + field.bytes;
@@ -115,7 +115,7 @@ class Scanner {
 
   Status CheckRoom(int64_t bytes) const {
     if (bytes <= kHeaderBytesMax - scan_.header_bytes) return Status();
-    return InvalidArgument("the fields beside tensors' contents have at least " +
+    return InvalidArgument("the fields other than tensors' contents have at least " +
                            std::to_string(scan_.header_bytes + bytes) +
                            " bytes, must have at most " + std::to_string(kHeaderBytesMax));
   }

@@ -186,10 +186,10 @@ class Taker {
       return Unimplemented("parameter " + name +
                            ": these models have no state; sessions are in attend.v1");
     }
-    return InvalidArgument("parameter " + name +
-                           " is unknown; there are alignment, causal, check, dropout_p, "
-                           "dropout_seed, kernel, o_dtype, priority, scale, softcap, timeout, "
-                           "window_left and window_right");
+    return InvalidArgument(
+        "parameter " + name +
+        " is unknown; known are alignment, causal, check, dropout_p, dropout_seed, kernel, "
+        "o_dtype, priority, scale, softcap, timeout, window_left and window_right");
   }
 
   const Model& model_;

@@ -114,8 +114,8 @@ Status RegionNames::CheckRoom(const Tenant& tenant, Kind kind, const std::string
   return ResourceExhausted(
       Rejection::kRegions,
       "byte_size is " + std::to_string(bytes) +
-          " and the tenant's other regions in system shared memory have " +
-          std::to_string(tenant.files_bytes) + " bytes, together may have at most " +
+          " and the tenant's other system shared memory regions have " +
+          std::to_string(tenant.files_bytes) + " bytes, together they may have at most " +
           std::to_string(options_.files_bytes_max) + " (oip-shared-memory-bytes)");
 }
 
@@ -123,8 +123,7 @@ Status RegionNames::RegisterFile(int tenant, const std::string& name, const std:
                                  uint64_t offset, uint64_t bytes) {
   if (!files()) {
     return Unimplemented(
-        "the server takes no system shared memory; --oip-shared-memory turns "
-        "that on");
+        "system shared memory is off on this server; --oip-shared-memory turns it on");
   }
   Reservation reserved(*this, tenant, Kind::kFile);
   ATTEND_RETURN_IF_ERROR(reserved.Take(name, bytes));
@@ -150,8 +149,7 @@ Status RegionNames::RegisterGpu(int tenant, const std::string& name, const std::
                                 int64_t device_id, uint64_t bytes) {
   if (!gpus()) {
     return Unimplemented(
-        "the server takes no memory of GPUs; --oip-cuda-shared-memory turns "
-        "that on");
+        "CUDA shared memory is off on this server; --oip-cuda-shared-memory turns it on");
   }
   const auto gpu = std::find_if(options_.gpus.begin(), options_.gpus.end(),
                                 [&](const Gpu& each) { return each.id == device_id; });

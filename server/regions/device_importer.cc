@@ -63,8 +63,8 @@ Result<DeviceImport> DeviceImporter::Open(int device, const ImportRequest& reque
   Status status;
   const auto size = static_cast<uint64_t>(opened->bytes);
   if (request.bytes > size || request.offset > size - request.bytes) {
-    status = InvalidArgument("offset is " + std::to_string(request.offset) + " and bytes " +
-                             std::to_string(request.bytes) + ", the allocation has " +
+    status = InvalidArgument("offset is " + std::to_string(request.offset) + " and bytes is " +
+                             std::to_string(request.bytes) + ", must end within the allocation's " +
                              std::to_string(opened->bytes));
   } else if (!request.event_handle.empty()) {
     Result<std::unique_ptr<DeviceEvent>> event = backend.ImportEvent(request.event_handle);

@@ -93,7 +93,7 @@ TimePoint RegionSocket::EndLate() {
     }
     if (options_.on_nobody) options_.on_nobody();
     EndWith(connection,
-            Status(kUnauthenticated, "no token: the connection has not said who it is in time"));
+            Status(kUnauthenticated, "no token: the connection did not identify itself in time"));
   }
   return next;
 }
@@ -111,11 +111,11 @@ Result<uid_t> RegionSocket::CheckPeer(int socket) {
   ucred peer{};
   socklen_t bytes = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
-    return Status(Code::kPermissionDenied, "the user of the process is unknown");
+    return Status(Code::kPermissionDenied, "the client's user cannot be determined");
   }
   if (!options_.any_user && peer.uid != geteuid()) {
-    return Status(Code::kPermissionDenied, "the process runs as user " + std::to_string(peer.uid) +
-                                               ", must run as the server's, " +
+    return Status(Code::kPermissionDenied, "the client runs as user " + std::to_string(peer.uid) +
+                                               ", must run as the server's user, " +
                                                std::to_string(geteuid()));
   }
   // Identified connections are bounded separately (CheckPlace).
@@ -129,11 +129,10 @@ Result<uid_t> RegionSocket::CheckPeer(int socket) {
   if (options_.any_user && of_user >= std::max(1, options_.connections_max / 4) &&
       !EndUnknown(peer.uid)) {
     return ResourceExhausted("user " + std::to_string(peer.uid) + " has " +
-                             Counted(of_user, "connection") + ", the most of one user");
+                             Counted(of_user, "connection") + ", the limit for one user");
   }
   if (all >= options_.connections_max && !EndUnknown(std::nullopt)) {
-    return ResourceExhausted("the socket has " + Counted(all, "connection") +
-                             ", the most it takes");
+    return ResourceExhausted("the socket has " + Counted(all, "connection") + ", the limit");
   }
   return peer.uid;
 }
@@ -145,10 +144,10 @@ Status RegionSocket::TakePlace(int tenant, CountHold& place) {
 
 Status RegionSocket::CheckPlace(int tenant) const {
   if (places_.Room(tenant) > 0) return Status();
-  return ResourceExhausted("the socket has as many connections as it takes, " +
-                           std::to_string(options_.connections_max) + "; the tenant has " +
-                           std::to_string(places_.held(tenant)) + ", its own part is " +
-                           std::to_string(places_.own(tenant)));
+  return ResourceExhausted("the socket has reached its limit of " +
+                           std::to_string(options_.connections_max) +
+                           " connections; the tenant has " + std::to_string(places_.held(tenant)) +
+                           ", its reserved share is " + std::to_string(places_.own(tenant)));
 }
 
 // Without authentication, a token is accepted but not checked.
@@ -157,8 +156,8 @@ v1::RegionReply RegionSocket::Identify(Connection& connection, const v1::Identif
   reply.mutable_identified();
   if (!options_.identify) return reply;
   if (connection.client != 0) {
-    return Refuse(connection.client,
-                  Status(Code::kFailedPrecondition, "the connection has said who it is"));
+    return Refuse(connection.client, Status(Code::kFailedPrecondition,
+                                            "the connection has already identified itself"));
   }
   const uint64_t generation = options_.generation ? options_.generation() : 0;
   const Result<int> tenant = options_.identify(request.token(), request.tenant());
@@ -173,7 +172,7 @@ v1::RegionReply RegionSocket::Identify(Connection& connection, const v1::Identif
   connection.tenant = *tenant;
   connection.generation = generation;
   connection.place = std::move(place);
-  logger_.Log(LogLevel::debug, "shared memory client known", {{"client", connection.client}});
+  logger_.Log(LogLevel::debug, "shared memory client identified", {{"client", connection.client}});
   return reply;
 }
 
@@ -185,7 +184,7 @@ Status RegionSocket::Recheck(Connection& connection) const {
   const Result<int> tenant = options_.identify(said.token(), said.tenant());
   if (!tenant.ok()) return tenant.status();
   if (*tenant != connection.tenant) {
-    return Status(Code::kPermissionDenied, "the caller is of another tenant now: connect again");
+    return Status(Code::kPermissionDenied, "the caller now belongs to another tenant: reconnect");
   }
   connection.generation = generation;
   return Status();

@@ -63,7 +63,7 @@ Result<RegionMapping> MemfdMemory::Map(int64_t bytes) {
   if (ftruncate(file, static_cast<off_t>(bytes)) != 0) return NoMemory("ftruncate", bytes);
   if (TakePages(file, bytes) != 0) return NoMemory("fallocate", bytes);
   if (fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return Internal(std::string("a region cannot be sealed: ") + std::strerror(errno));
+    return Internal(std::string("cannot seal a region: ") + std::strerror(errno));
   }
   void* const data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                           MAP_SHARED | MAP_POPULATE, file, 0);

@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kRegionBytesMost = uint64_t{1} << 60;
 
 Status TooLarge(uint64_t bytes, const char* bound_name, int64_t bound) {
-  return InvalidArgument("a region of " + std::to_string(bytes) + " bytes is above " + bound_name +
+  return InvalidArgument("a region of " + std::to_string(bytes) + " bytes exceeds " + bound_name +
                          ", " + std::to_string(bound));
 }
 
@@ -143,7 +143,7 @@ Result<RegionRegistry::Created> RegionRegistry::Create(uint64_t client, uint64_t
 Result<std::string> RegionRegistry::Import(uint64_t client, const ImportRequest& request,
                                            TimePoint* until) {
   if (importer_ == nullptr) {
-    return Refuse(Unimplemented("the server takes no GPU memory; --cuda-ipc turns that on"));
+    return Refuse(Unimplemented("CUDA IPC is off on this server; --cuda-ipc turns it on"));
   }
   TenantHold none;
   if (Status status = Reserve(client, 0, none, until); !status.ok()) {
@@ -184,9 +184,9 @@ Result<std::string> RegionRegistry::Add(std::unique_ptr<SharedRegion> made) {
   if (token.ok()) region->token = *token;
   const MutexLock lock(mutex_);
   const auto owner = clients_.find(region->client);
-  if (token.ok() && owner == clients_.end()) token = Internal("the client has gone");
+  if (token.ok() && owner == clients_.end()) token = Internal("the client has disconnected");
   if (token.ok() && !regions_.emplace(*token, region).second) {
-    token = Internal("a token came twice");
+    token = Internal("the new token is already in use");
   }
   if (!token.ok()) {
     ++stats_.refused;

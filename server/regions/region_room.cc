@@ -27,16 +27,16 @@ Status RegionRegistry::CheckLocked(const Client& client, int64_t bytes) const {
   }
   if (bytes > limits_.client_bytes_max - client.bytes) {
     return Full(bytes, std::to_string(client.bytes) +
-                           " of the connection's bound (shared-memory-client-max), " +
+                           " bytes of the connection's limit (shared-memory-client-max), " +
                            std::to_string(limits_.client_bytes_max) + ", are in use");
   }
   const int tenant = TenantOf(client.tenant);
   if (bytes <= ledger_.Room(tenant)) return Status();
   // How much other tenants use is visible only in the metrics.
-  return Full(bytes,
-              "the bound of all regions (shared-memory-max), " + std::to_string(limits_.bytes_max) +
-                  ", has too little left; the tenant has " + std::to_string(ledger_.held(tenant)) +
-                  ", its own part is " + std::to_string(ledger_.own(tenant)));
+  return Full(bytes, "too little of the limit for all regions (shared-memory-max), " +
+                         std::to_string(limits_.bytes_max) + ", is free; the tenant has " +
+                         std::to_string(ledger_.held(tenant)) + ", its reserved share is " +
+                         std::to_string(ledger_.own(tenant)));
 }
 
 // A client may want the bytes that it has just released. The wait counts from the start of the
@@ -53,21 +53,23 @@ TimePoint RegionRegistry::WaitLocked(Client& client) {
 Status RegionRegistry::Reserve(uint64_t client, int64_t bytes, TenantHold& hold, TimePoint* until) {
   const MutexLock lock(mutex_);
   const auto found = clients_.find(client);
-  if (found == clients_.end() || found->second.ended) return Internal("the client has gone");
+  if (found == clients_.end() || found->second.ended)
+    return Internal("the client has disconnected");
   Client& owner = found->second;
   const bool counts = limits_.tenants != nullptr && bytes > 0;
   const int tenant = TenantOf(owner.tenant);
   if (bytes > ledger_.most(tenant)) {  // never, so the client must not retry
-    return InvalidArgument("a region of " + std::to_string(bytes) +
-                           " bytes, the tenant may have at most " +
-                           std::to_string(ledger_.most(tenant)) + " of shared-memory-max");
+    return InvalidArgument("a region of " + std::to_string(bytes) + " bytes exceeds the " +
+                           std::to_string(ledger_.most(tenant)) +
+                           " bytes of shared-memory-max that the tenant may have");
   }
   Status status = counts ? limits_.tenants->Spend(tenant, 0) : Status();
   if (status.ok()) {
     status = CheckLocked(owner, bytes);
     const bool fits = !counts || limits_.tenants->Fits(tenant, Limit::kSharedMemory, bytes);
     if (until != nullptr && (!status.ok() || !fits)) *until = WaitLocked(owner);
-    if (until != nullptr && *until != TimePoint()) return Full(bytes, "memory is being closed");
+    if (until != nullptr && *until != TimePoint())
+      return Full(bytes, "released memory is still being closed");
   }
   owner.waits_since = TimePoint();
   if (status.ok() && counts) {

@@ -88,7 +88,7 @@ Result<std::unique_ptr<RegionSocket>> RegionSocket::Start(const Options& options
   socket->wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   socket->done_->wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!socket->wake_.valid() || !socket->done_->wake.valid()) {
-    return Internal("no eventfd for the shared memory's socket");
+    return Internal("cannot create an eventfd for the shared-memory socket");
   }
   registry.OnClosed([done = socket->done_] { eventfd_write(done->wake.get(), 1); });
   socket->thread_ = std::thread([raw = socket.get()] { raw->Run(); });
@@ -209,7 +209,7 @@ void RegionSocket::Serve(Connections::iterator connection) {
   v1::RegionRequest request;
   Status malformed;
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    malformed = InvalidArgument("descriptors came with the packet; a RegionRequest has none");
+    malformed = InvalidArgument("the packet carries descriptors, must carry none");
   } else if (bytes > static_cast<ssize_t>(packet.size()) ||
              !request.ParseFromArray(packet.data(), static_cast<int>(bytes))) {
     malformed = InvalidArgument("the packet of " + std::to_string(bytes) +
@@ -256,10 +256,10 @@ void RegionSocket::Reply(Connections::iterator connection, const v1::RegionReply
   static_cast<void>(registry_.Release(connection->second.client, reply.created().token()));
   if (error == ETOOMANYREFS && file.valid()) {  // other processes do not receive theirs
     return Reply(connection, Refuse(connection->second.client,
-                                    ResourceExhausted("its descriptor cannot be sent: " +
+                                    ResourceExhausted("the region's descriptor cannot be sent: " +
                                                       std::string(std::strerror(error)))));
   }
-  EndWith(connection, ResourceExhausted("the reply cannot be sent, and the connection ends: " +
+  EndWith(connection, ResourceExhausted("the reply cannot be sent, so the connection is closed: " +
                                         std::string(std::strerror(error))));
 }
 
@@ -286,8 +286,8 @@ std::optional<v1::RegionReply> RegionSocket::Answer(Connection& connection,
       return Release(connection, request.release().token());
     case v1::RegionRequest::kIdentify:  // handled above
     case v1::RegionRequest::REQUEST_NOT_SET:
-      return ErrorReply(Status(Code::kUnimplemented,
-                               "the request is neither create nor release nor import_cuda"));
+      return ErrorReply(
+          Status(Code::kUnimplemented, "the request must be create, release or import_cuda"));
   }
   if (until == TimePoint()) return reply;
   connection.wait = {request, until};
@@ -359,7 +359,7 @@ v1::RegionReply RegionSocket::Create(uint64_t client, const v1::CreateRegion& re
   v1::RegionReply reply;
   if (until != TimePoint()) return reply;
   if (!created.ok()) return Refuse(client, created.status());
-  logger_.Log(LogLevel::debug, "shared region made",
+  logger_.Log(LogLevel::debug, "shared region created",
               {{"client", client}, {"bytes", created->bytes}});
   reply.mutable_created()->set_token(created->token);
   reply.mutable_created()->set_bytes(static_cast<uint64_t>(created->bytes));

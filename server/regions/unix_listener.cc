@@ -56,7 +56,7 @@ Status MakeFolders(const Options& options, const fs::path& folder) {
   }
   const mode_t mode = (options.mode & S_IWOTH) != 0 ? 0755 : 0700;
   if (mkdir(folder.c_str(), mode) == 0 || errno == EEXIST) return Status();
-  return FailedBySystem(options, "cannot make " + folder.string());
+  return FailedBySystem(options, "cannot create " + folder.string());
 }
 
 // Checks that only this user and root can replace a socket in the folder. Others may write to a
@@ -65,11 +65,12 @@ Status CheckFolder(const Options& options, const fs::path& folder, int opened) {
   struct stat about {};
   if (fstat(opened, &about) != 0) return FailedBySystem(options, folder.string());
   if (about.st_uid != geteuid() && about.st_uid != 0) {
-    return Failed(options, folder.string() + " belongs to user " + std::to_string(about.st_uid));
+    return Failed(options, folder.string() + " belongs to user " + std::to_string(about.st_uid) +
+                               ", must belong to the server's user or root");
   }
   const bool others_write = (about.st_mode & (S_IWGRP | S_IWOTH)) != 0;
   if (others_write && (about.st_mode & S_ISVTX) == 0) {
-    return Failed(options, "others may write to " + folder.string());
+    return Failed(options, folder.string() + " is writable by other users");
   }
   return Status();
 }
@@ -108,7 +109,7 @@ Status TakeLock(const Options& options, UnixListener& listener) {
     if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
       if (errno != EWOULDBLOCK) return FailedBySystem(options, path);
-      return Failed(options, "another server owns it (it holds " + path + ")");
+      return Failed(options, "another server is using it (it holds " + path + ")");
     }
     struct stat mine {
     }, there{};
@@ -134,7 +135,7 @@ Status RemoveStale(const Options& options, const sockaddr_un& address,
   const int connected =
       connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   if (connected == 0 || errno != ECONNREFUSED) {
-    return Failed(options, "another process listens there");
+    return Failed(options, "another process is listening on it");
   }
   return unlinkat(folder, listener.file.c_str(), 0) == 0 ? Status() : FailedBySystem(options);
 }
@@ -153,7 +154,7 @@ Status Listen(const Options& options, const sockaddr_un& address, UnixListener& 
   const char* const file = listener.file.c_str();
   struct stat about {};
   if (fstatat(folder, file, &about, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISSOCK(about.st_mode)) {
-    return Failed(options, "its folder was replaced meanwhile");
+    return Failed(options, "its folder was replaced in the meantime");
   }
   listener.inode = about.st_ino;
   if (options.group != static_cast<gid_t>(-1) &&
@@ -182,7 +183,7 @@ Result<UnixListener> ListenAt(const UnixListenOptions& options) {
   if (!address.ok()) return address.status();
   UnixListener listener;
   listener.file = fs::path(options.path).filename().string();
-  if (listener.file.empty()) return Failed(options, "it names a folder");
+  if (listener.file.empty()) return Failed(options, "the path names a folder");
   Result<UniqueFd> folder = OpenFolder(options);
   if (!folder.ok()) return folder.status();
   listener.folder = std::move(*folder);

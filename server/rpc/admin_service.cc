@@ -42,12 +42,12 @@ Status AdminServiceImpl::MayComeThisWay(const WireCall& call) const {
     // Access is controlled by the socket file's mode.
     if (private_sockets_) return Status();
     return Status(Code::kPermissionDenied,
-                  "others than the server's own user may open its Unix sockets (socket-mode), and "
-                  "there is no --tokens");
+                  "admin calls need --tokens, because users other than the server's own may open "
+                  "its Unix sockets (socket-mode)");
   }
   if (local || call.HasCertificate()) return Status();
   return Status(Code::kPermissionDenied,
-                "a server is operated over loopback, a Unix socket or with a client certificate");
+                "admin calls need loopback, a Unix socket or a client certificate");
 }
 
 template <class In, class Out, class Answer>
@@ -87,7 +87,7 @@ Status AdminServiceImpl::List(const v1::ListTenantSessionsRequest& in,
   const int64_t count = in.page_size() == 0 ? kListed : in.page_size();
   if (count < 1 || count > kListed) {
     return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
-                           std::to_string(kListed) + "], or 0 for the most");
+                           std::to_string(kListed) + "], or 0 for the maximum");
   }
   SessionTable::Listed list;
   if (in.tenant().empty()) {
@@ -109,7 +109,7 @@ Status AdminServiceImpl::List(const v1::ListTenantSessionsRequest& in,
 Status AdminServiceImpl::Free(const v1::FreeSessionsRequest& in, v1::FreeSessionsResponse& out) {
   if (sessions_ == nullptr) return SessionsAreOff();
   if (in.sessions().empty() == in.tenant().empty()) {
-    return InvalidArgument("sessions or tenant must be given, and not both");
+    return InvalidArgument("exactly one of sessions and tenant must be given");
   }
   if (in.sessions_size() > kFreed) {
     return InvalidArgument("sessions has " + std::to_string(in.sessions_size()) +

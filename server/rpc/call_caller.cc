@@ -76,14 +76,14 @@ Decision Anyone(const ServiceContext& context, const WireCall& call, Scope scope
 void RequireScope(Decision& decision, Scope scope) {
   if (decision.caller.scopes.Has(scope)) return;
   decision.refusal = CallerRefusal::kScope;
-  decision.status = Status(Code::kPermissionDenied,
-                           "callers of this socket have no scope " + std::string(ScopeName(scope)));
+  decision.status = Status(Code::kPermissionDenied, "callers of this socket lack the scope " +
+                                                        std::string(ScopeName(scope)));
 }
 
 void RequireTenant(Decision& decision, int tenant) {
   if (!decision.status.ok() || decision.caller.tenant == tenant) return;
   decision.refusal = CallerRefusal::kTenant;
-  decision.status = Status(Code::kPermissionDenied, "the socket is another tenant's");
+  decision.status = Status(Code::kPermissionDenied, "the socket belongs to another tenant");
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ template <class Count>
 Status CheckOnce(const Count& count) {
   for (const char* const key : {kAuthorizationMetadataKey, kTenantMetadataKey}) {
     if (count(key) <= 1) continue;
-    return Status(kUnauthenticated, std::string("the metadata ") + key + " came more than once");
+    return Status(kUnauthenticated,
+                  std::string("the metadata ") + key + " is given more than once");
   }
   return Status();
 }

@@ -127,7 +127,7 @@ void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
       if (!request->status.ok()) break;
     }
   } catch (const std::bad_alloc&) {
-    request->status = ResourceExhausted("there is no memory for the answer");
+    request->status = ResourceExhausted("no memory for the answer");
   }
   then(std::move(request));
 }

@@ -42,11 +42,11 @@ Status CallQueue::Place(int tenant, std::list<Job>& job, bool& start) {
   const int64_t count = std::ssize(of.waiting);
   const int64_t bytes = of.bytes + job.front().bytes;
   if (count >= kCallsMax || bytes > kBytesMax) {
-    return ResourceExhausted(
-        Rejection::kQueueFull,
-        "small calls: " + std::to_string(count) + " of the tenant wait, and with this one have " +
-            std::to_string(bytes) + " bytes; at most " + std::to_string(kCallsMax) + " may, of " +
-            std::to_string(kBytesMax) + " bytes");
+    return ResourceExhausted(Rejection::kQueueFull,
+                             "small calls: " + std::to_string(count) +
+                                 " of the tenant are waiting, with " + std::to_string(bytes) +
+                                 " bytes including this one; at most " + std::to_string(kCallsMax) +
+                                 " may wait, with " + std::to_string(kBytesMax) + " bytes");
   }
   if (count == 0 && of.running == 0) share_.Arrive(tenant);
   of.bytes = bytes;

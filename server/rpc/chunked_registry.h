@@ -84,7 +84,8 @@ Result<std::string> TransferRegistry<Transfer>::Add(Transfer& transfer) {
   Result<std::string> token = tokens_();
   if (!token.ok()) return token.status();
   const MutexLock lock(mutex_);
-  if (!transfers_.emplace(*token, &transfer).second) return Internal("a token came twice");
+  if (!transfers_.emplace(*token, &transfer).second)
+    return Internal("the new token is already in use");
   if (transfers_.size() == 1) wake_.NotifyOne();
   return token;
 }

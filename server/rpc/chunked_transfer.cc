@@ -146,7 +146,7 @@ void ChunkedTransfer::HalfClosed() {
 }
 
 Status ChunkedTransfer::MissingLocked() const {
-  return InvalidArgument("all streams are half-closed, and bytes are missing: " +
+  return InvalidArgument("all streams are half-closed, but bytes are missing: " +
                          places_.MissingText());
 }
 
@@ -182,10 +182,10 @@ void ChunkedTransfer::EndIfIdle(TimePoint now) {
   if (phase_ != Phase::kUploading || in_hand_ > 0 || now - progress_ < timeout) return;
   Rest rest = FailLocked(Status(
       Code::kDeadlineExceeded,
-      "fewer than " + std::to_string(progress_step_bytes_) + " bytes came in " +
-          std::to_string(timeout / std::chrono::milliseconds(1)) + " ms (chunked-idle-timeout), " +
+      "fewer than " + std::to_string(progress_step_bytes_) + " bytes arrived in " +
+          std::to_string(timeout / std::chrono::milliseconds(1)) + " ms (chunked-idle-timeout); " +
           std::to_string(places_.total_bytes() - placed_bytes_) + " of " +
-          std::to_string(places_.total_bytes()) + " are missing"));
+          std::to_string(places_.total_bytes()) + " bytes are missing"));
   lock.Unlock();
   Do(std::move(rest));
 }

@@ -81,7 +81,7 @@ CallHandler* H2Methods::Begin(ServerCall& call) {
     return stream->second(call);
   }
   const H2Wire wire(call);
-  return RefuseCall(wire, RefuseMethod(context_, wire, path, "there is no method " + path));
+  return RefuseCall(wire, RefuseMethod(context_, wire, path, "unknown method " + path));
 }
 
 void H2Methods::OnTaken() { context_.engine.PlanNow(); }

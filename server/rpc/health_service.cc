@@ -167,7 +167,7 @@ Status HealthService::TakePlace(const Marks& marks, Watcher* watcher) {
   const int64_t watches = marks->watches.load(std::memory_order_relaxed);
   const int64_t watches_max = strange ? kWatchesOfStrangerMax : kWatchesOfCallersMax;
   if (watches >= watches_max) {
-    const std::string whose = strange ? "a connection on which no call was let in" : "a connection";
+    const std::string whose = strange ? "a connection without an accepted call" : "a connection";
     return Status(Code::kResourceExhausted, whose + " has " + std::to_string(watches) +
                                                 " watches, may have at most " +
                                                 std::to_string(watches_max));
@@ -193,8 +193,7 @@ void HealthService::MakeRoom() {
     return each.marks->peer == most->first;
   });
   oldest->watcher->End(ResourceExhausted(
-      "too many watches of health on connections without a caller; the oldest was "
-      "ended"));
+      "too many health watches on connections without an accepted call; this one was ended"));
   strangers_.erase(oldest);
 }
 

@@ -105,7 +105,7 @@ void Describe(const proto::ServerReflectionRequest& request,
     case Request::MESSAGE_REQUEST_NOT_SET:
       response.mutable_error_response()->set_error_code(
           static_cast<int32_t>(Code::kInvalidArgument));
-      response.mutable_error_response()->set_error_message("the request asks for nothing");
+      response.mutable_error_response()->set_error_message("message_request is not set");
       break;
   }
 }

@@ -28,8 +28,8 @@ Status TooLarge(const MemoryPlan& plan, const std::string& bound) {
 std::string BoundOf(const HostPool& pool, int tenant) {
   const std::string budget = "the memory budget of " + std::to_string(pool.budget_bytes());
   if (pool.own_bytes(tenant) == 0) return "together more than " + budget;
-  return "and they must fit, each in one piece, into the tenant's part of " + budget +
-         ", which has " + std::to_string(pool.own_bytes(tenant)) + ", and the common one of " +
+  return "and both must fit, each in one piece, into the tenant's part of " + budget +
+         ", which has " + std::to_string(pool.own_bytes(tenant)) + ", and its common part of " +
          std::to_string(pool.block_bytes_max());
 }
 
@@ -47,7 +47,7 @@ Status RequestReader::EnterTenant(Request& request) {
 }
 
 Status RequestReader::ChargeTenant(const Validated& validated, Request& request) {
-  int64_t bytes = 0;
+  int64_t bytes = validated.tree_bytes;
   for (int i = 0; i < kTensorsMax; ++i)
     bytes += validated.present[i] ? validated.tensor_bytes[i] : 0;
   for (const OutputTensor& each : OutputsOf(request)) {
@@ -83,7 +83,7 @@ Status RequestReader::Admit(const RequestMessage& message, Request& request,
   if (beyond || !pool.CouldTake(request.tenant, plan.input_bytes, plan.output_bytes)) {
     // Never, rather than later: the client must not retry.
     const std::string uploads = "together more than the tenant's " + std::to_string(bound) +
-                                " for incomplete uploads of the memory budget of " +
+                                " for incomplete uploads, out of the memory budget of " +
                                 std::to_string(pool.budget_bytes());
     return Because(Rejection::kTooLarge,
                    TooLarge(plan, chunked && beyond ? uploads : BoundOf(pool, request.tenant)));

@@ -77,6 +77,7 @@ struct RequestReader::Work {
 struct RequestReader::LargeWork : Work {
   explicit LargeWork(Work&& work) : Work(std::move(work)) {}
   google::protobuf::Arena arena;
+  bool decoded = false;
   std::unique_ptr<Request> request;
 };
 
@@ -141,7 +142,7 @@ bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_pt
   large->request = std::move(request);
   try {
     // The rest runs on the worker threads, because this many array elements take long.
-    workers_.Post([this, &call, large] { DecodeLarge(call, large); });
+    workers_.Post([this, &call, large] { TakeLarge(call, large); });
   } catch (const std::bad_alloc&) {
     request = std::move(large->request);
     throw;
@@ -149,10 +150,14 @@ bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_pt
   return true;
 }
 
-void RequestReader::DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
+void RequestReader::TakeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   Status status = OrOutOfMemory([&] {
-    Status decoded = Decode(*large->request, *large, large->arena);
-    if (decoded.ok()) CopyLarge(call, large);
+    const Status decoded =
+        large->decoded ? Status() : Decode(*large->request, *large, large->arena);
+    if (decoded.ok()) {
+      WriteTreeBias(large->validated, large->plan, *large->request);
+      CopyLarge(call, large);
+    }
     return decoded;
   });
   if (status.ok()) return;
@@ -167,14 +172,17 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
   options.initial_block_size = sizeof(block);
   google::protobuf::Arena arena(options);
   Status status = Decode(*request, work, arena);
+  const bool tree_here = StaysOnThread(work.validated.tree_bytes);
+  if (status.ok() && tree_here) WriteTreeBias(work.validated, work.plan, *request);
   if (!status.ok()) {
     End(std::move(request), std::move(status));
-  } else if (!work.slices.lent() && gathering_.MayKeep(*request) &&
+  } else if (tree_here && !work.slices.lent() && gathering_.MayKeep(*request) &&
              gathering_.Keep(work.slices,
                              TensorPieces(work.message, work.validated, work.plan, *request),
                              *request)) {
     Submit(call, std::move(request));
-  } else if (work.placed() || StaysOnThread(request->message_bytes + request->file_bytes.input)) {
+  } else if (tree_here &&
+             (work.placed() || StaysOnThread(request->message_bytes + request->file_bytes.input))) {
     status = CopyHere(work, *request);
     work.ReleaseSlices();
     if (!status.ok()) {
@@ -188,8 +196,13 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
     work.Own();
     auto large = std::make_shared<LargeWork>(std::move(work));
     large->request = std::move(request);
+    large->decoded = true;
     try {
-      CopyLarge(call, large);
+      if (tree_here) {
+        CopyLarge(call, large);
+      } else {
+        workers_.Post([this, &call, large] { TakeLarge(call, large); });
+      }
     } catch (const std::bad_alloc&) {
       request = std::move(large->request);
       throw;
@@ -254,6 +267,7 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
   Validated validated;
   MemoryPlan plan;
   ATTEND_RETURN_IF_ERROR(TakeFields(AttendFormat(), header, request, validated, plan));
+  WriteTreeBias(validated, plan, request);
   char* const input = static_cast<char*>(request.input.data());
   std::vector<HostSpan> tensors;
   places.present = validated.present;

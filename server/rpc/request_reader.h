@@ -80,7 +80,8 @@ class RequestReader {
   bool Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
             InMessage&& message);
   bool TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work);
-  void DecodeLarge(Call& call, const std::shared_ptr<LargeWork>& large);
+  // Continues on a worker thread: decodes the request unless it is, and writes its tree.
+  void TakeLarge(Call& call, const std::shared_ptr<LargeWork>& large);
   // Copies the tensors of a decoded request.
   Status CopyHere(Work& work, Request& request);
   // Copies the tensors of a decoded request on the copy threads, then continues with it. Throws

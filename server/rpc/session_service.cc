@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -127,7 +128,7 @@ Status SessionServiceImpl::List(int tenant, const v1::ListSessionsRequest& reque
   const int64_t count = request.page_size() == 0 ? kListed : request.page_size();
   if (count < 1 || count > kListed) {
     return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
-                           std::to_string(kListed) + "], or 0 for the most");
+                           std::to_string(kListed) + "], or 0 for the maximum");
   }
   const SessionTable::Listed list = sessions_->List(tenant, request.after(), count);
   for (const SessionInfo& info : list.sessions) {
@@ -152,6 +153,13 @@ void SessionServiceImpl::AddTo(CallTable& table) {
       kWithinLimits,
       [this](int tenant, const auto& in, auto& out, auto& refusal) {
         return Fill(sessions_->Truncate(tenant, in.session(), in.length(), &refusal), out);
+      },
+      table);
+  Add<v1::KeepDraftRequest, v1::Session>(
+      kWithinLimits,
+      [this](int tenant, const auto& in, auto& out, auto& refusal) {
+        const std::span<const int64_t> kept(in.kept().data(), static_cast<size_t>(in.kept_size()));
+        return Fill(sessions_->KeepDraft(tenant, in.session(), in.length(), kept, &refusal), out);
       },
       table);
   Add<v1::FreeSessionRequest, v1::FreeSessionResponse>(

@@ -117,7 +117,7 @@ void UnaryCall::OnDone() {
 
 void UnaryCall::RecordUnread() {
   if (wire_.Cancelled()) {
-    unread_->status = Status(Code::kCancelled, "the call ended before its message was whole");
+    unread_->status = Status(Code::kCancelled, "the call ended before its message was complete");
   }
   RecordEnd(context_, *unread_, NanosecondsBetween(unread_->received, context_.clock.Now()), 0,
             wire_, facts_, *data_.format);

@@ -52,7 +52,7 @@ Result<char*> UploadPlaces::Reserve(const ChunkMessage& chunk) {
   }
   const int64_t begin = static_cast<int64_t>(chunk.offset());
   if (const auto overlap = ranges_[tensor].Add({begin, begin + chunk.bytes()})) {
-    return InvalidArgument(ChunkText(tensor, chunk) + "overlaps bytes that came before: [" +
+    return InvalidArgument(ChunkText(tensor, chunk) + "overlaps bytes that arrived before: [" +
                            std::to_string(overlap->begin) + ", " + std::to_string(overlap->end) +
                            ")");
   }
@@ -62,7 +62,7 @@ Result<char*> UploadPlaces::Reserve(const ChunkMessage& chunk) {
       std::clamp(total_bytes_ / thresholds::kUploadRangeBytes, thresholds::kUploadRangesLeast,
                  thresholds::kUploadRangesMost);
   if (ranges > ranges_max) {
-    return InvalidArgument(ChunkText(tensor, chunk) + "makes more than " +
+    return InvalidArgument(ChunkText(tensor, chunk) + "would leave more than " +
                            std::to_string(ranges_max) + " separate pieces of the tensors");
   }
   return places_.data[tensor] + begin;

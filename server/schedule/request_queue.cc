@@ -23,7 +23,7 @@ Status RequestQueue::Push(std::unique_ptr<Request>& request) {
   if (full()) {
     request->enqueued = TimePoint();
     return ResourceExhausted(Rejection::kQueueFull, "queue: " + std::to_string(size()) +
-                                                        " requests wait, the limit is " +
+                                                        " requests are waiting, the limit is " +
                                                         std::to_string(options_.capacity));
   }
   Request& r = *request;

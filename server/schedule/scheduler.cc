@@ -37,9 +37,9 @@ int64_t RetryAfterMs(Duration duration) {
 // that a retry cannot help: it would come after the deadline, or the request alone takes longer
 // than its deadline left on arrival.
 Status Late(Request& request, TimePoint now, TimePoint end) {
-  const std::string why = "deadline: it is in " + Ms(request.deadline - now) +
-                          " ms, and the request would be done in " + Ms(end - now) +
-                          " ms, of which it runs for " + Ms(request.expected);
+  const std::string why = "deadline: it is " + Ms(request.deadline - now) +
+                          " ms away, but the request would finish in " + Ms(end - now) +
+                          " ms, running for " + Ms(request.expected);
   const int64_t retry_after_ms = RetryAfterMs(end - request.deadline);
   if (request.expected > request.deadline - request.received ||
       std::chrono::milliseconds(retry_after_ms) >= request.deadline - now) {

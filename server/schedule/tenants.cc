@@ -55,8 +55,8 @@ Result<Tenants> Tenants::Parse(const std::vector<std::string>& settings) {
       return InvalidArgument("tenant \"" + tenant->name + "\" is given twice");
     }
     if (index == kTenantsMax) {
-      return InvalidArgument("tenant \"" + tenant->name + "\" is one more than the " +
-                             std::to_string(kTenantsMax) + " allowed, " + kDefaultTenant +
+      return InvalidArgument("tenant \"" + tenant->name + "\" exceeds the limit of " +
+                             std::to_string(kTenantsMax) + " tenants, " + kDefaultTenant +
                              " included");
     }
     tenants.list_.push_back(std::move(*tenant));

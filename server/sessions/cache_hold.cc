@@ -75,9 +75,9 @@ Status SessionTable::CheckUse(const CacheUse& use, int64_t index, const Session&
                        " is under way");
   }
   if (new_rows <= kLengthMax - layer.length) return Status();
-  return InvalidArgument(name + " has " + std::to_string(layer.length) + " tokens, and " +
-                         std::to_string(new_rows) + " more would exceed the " +
-                         std::to_string(kLengthMax) + " that it may have");
+  return InvalidArgument(name + " has " + std::to_string(layer.length) + " tokens; " +
+                         std::to_string(new_rows) + " more would exceed the limit of " +
+                         std::to_string(kLengthMax));
 }
 
 Result<std::unique_ptr<CacheHold>> SessionTable::Hold(int tenant, std::span<const CacheUse> uses,
@@ -140,7 +140,7 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, HeldCaches& hold) {
       return Status(found.status().code(), NameOf(n) + ": " + found.status().message());
     const SessionRef& session = *found;
     if (std::find(sessions.begin(), sessions.end(), session) != sessions.end()) {
-      return InvalidArgument(NameOf(n) + " names a session a second time");
+      return InvalidArgument(NameOf(n) + " names the same session as an earlier entry");
     }
     bool there = false;
     ATTEND_RETURN_IF_ERROR(CheckUse(use, n, *session, new_rows, there));
@@ -154,16 +154,17 @@ Status SessionTable::FillHold(int tenant, int64_t new_rows, HeldCaches& hold) {
     }
     if (session->device != hold.device || layer.shape != hold.shape) {
       return InvalidArgument(NameOf(n) +
-                             " has another device or shape than sessions[0]; those of "
-                             "one request must be alike");
+                             " has another device or shape than sessions[0]; all sessions of a "
+                             "request must have the same");
     }
     hold.sequences.push_back({{}, layer.length});
     sessions.push_back(session);
   }
   // Appends of all sequences commit at once, so a retried request finds either all of them or none.
   if (there_count > 0 && there_count < std::ssize(hold.uses)) {
-    return Status(Code::kFailedPrecondition,
-                  "sessions: some have been appended to under their append_id, others not");
+    return Status(
+        Code::kFailedPrecondition,
+        "sessions: some have already made the append of their append_id, others have not");
   }
   hold.new_rows = new_rows;
   hold.append_rows = there_count > 0 ? 0 : new_rows;
@@ -267,6 +268,7 @@ void SessionTable::Commit(HeldCaches& hold) {
     layer.append_id.swap(hold.uses[n].append_id);  // swapped, because an assignment might allocate
     layer.length = hold.sequences[n].length;
     layer.evicted_from = -1;
+    session.draft = 0;
     stats_.appended_tokens[session.tenant] += hold.append_rows;
   }
   assert(ConsistentLocked());

@@ -64,6 +64,8 @@ struct Session {
   TimePoint look_again{};  // when to check whether the lease has ended
   int64_t in_use = 0;      // requests that read or change it
   std::vector<Layer> layers;
+  // The last KeepDraft (Cut::draft), so that it can be repeated; 0: something came after it.
+  uint64_t draft = 0;
   PageTree::Branch* leaf = nullptr;  // its last branch; null: the session was freed
   CountHold place = {};              // counts against its tenant's limit until it is freed
 

@@ -41,8 +41,9 @@ bool SessionTable::PagesAddUp() const {
   }
   for (const Cut* const cut : cuts_) {
     ++pins[cut->origin->device];
-    for (const CutPage& page : cut->pages) {
-      taken[cut->origin->device][cut->origin->tenant].push_back(page.to);
+    for (const CutLayer& layer : cut->layers) {
+      std::vector<PageNumber>& own = taken[cut->origin->device][cut->origin->tenant];
+      own.insert(own.end(), layer.to.begin(), layer.to.end());
     }
   }
   for (size_t device = 0; device < devices_.size(); ++device) {

@@ -20,19 +20,19 @@ Status SessionTable::CheckRoom(int tenant, int64_t layers) const {
   if (places_.Room(tenant) > 0) return CheckTables(tenant, FixedBytes(layers));
   return ResourceExhausted(
       Rejection::kSessions,
-      "there are as many sessions as there may be, " + std::to_string(options_.sessions_max) +
+      "the limit on sessions is reached, " + std::to_string(options_.sessions_max) +
           " (max-sessions); the tenant has " + std::to_string(places_.held(tenant)) +
-          ", its own part is " + std::to_string(places_.own(tenant)));
+          ", its reserved share is " + std::to_string(places_.own(tenant)));
 }
 
 Status SessionTable::CheckTables(int tenant, int64_t bytes) const {
   if (bytes <= tables_.Room(tenant)) return Status();
   return ResourceExhausted(Rejection::kSessions,
-                           "there is no room for " + std::to_string(bytes) +
-                               " bytes more in the tables of sessions, which may have at most " +
+                           "no room for " + std::to_string(bytes) +
+                               " more bytes in the session tables, which may have at most " +
                                std::to_string(tables_.all()) +
                                " (memory-budget); the tenant's have " +
-                               std::to_string(tables_.held(tenant)) + ", its own part is " +
+                               std::to_string(tables_.held(tenant)) + ", its reserved share is " +
                                std::to_string(tables_.own(tenant)));
 }
 
@@ -76,7 +76,7 @@ Status SessionTable::TakePages(const Session& session, int64_t page_bytes, int64
           " bytes more than there is room for; the tenant has " +
           std::to_string(tree.ledger().held(tenant)) + " bytes, may have at most " +
           std::to_string(tree.ledger().most(tenant)) + " (session-memory), of which " +
-          std::to_string(tree.ledger().own(tenant)) + " are for it alone");
+          std::to_string(tree.ledger().own(tenant)) + " are reserved for it");
 }
 
 }  // namespace attend

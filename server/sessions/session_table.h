@@ -23,8 +23,8 @@
 // Sessions of a lost device remain until their leases end, but naming one is UNAVAILABLE (except to
 // free it) and renews no lease.
 //
-// Thread-safe. Nothing blocks, except that Fork and Truncate copy a page of each layer without
-// holding the lock.
+// Thread-safe. Nothing blocks, except that Fork, Truncate and KeepDraft copy pages of each layer
+// without holding the lock.
 
 #pragma once
 
@@ -85,6 +85,12 @@ class SessionTable {
   // pages.
   Result<SessionInfo> Truncate(int tenant, const std::string& id, int64_t length,
                                CacheRefusal* refusal = nullptr);
+  // Truncates to `length` tokens and those that `kept` names, ascending and counted from `length`
+  // on, of at most kTreeTokensMax. INVALID_ARGUMENT: `kept` is no such list. OUT_OF_RANGE: beyond
+  // the session's length. FAILED_PRECONDITION: the layers differ in length. Otherwise as Truncate.
+  // The same call again changes nothing.
+  Result<SessionInfo> KeepDraft(int tenant, const std::string& id, int64_t length,
+                                std::span<const int64_t> kept, CacheRefusal* refusal = nullptr);
   // Works for sessions of lost devices too.
   Status Free(int tenant, const std::string& id);
   // Renews the lease.
@@ -207,37 +213,48 @@ class SessionTable {
   // Takes a place within the tenant's limit of sessions.
   Status TakePlace(Session& session) ATTEND_REQUIRES(mutex_);
 
-  // The page at the cut, of one layer.
-  struct CutPage {
+  // A layer's pages from the cut on that are copied, and their copies.
+  struct CutLayer {
     size_t layer = 0;
-    PageNumber from = 0;
-    PageNumber to = 0;
+    std::vector<PageNumber> from = {};
+    std::vector<PageNumber> to = {};
   };
   struct Cut {
-    SessionRef fork;  // null: the origin is truncated
-    SessionRef origin;
+    SessionRef fork = {};  // null: the origin is truncated
+    SessionRef origin = {};
     PageTree::Branch* leaf = nullptr;  // of the origin; pinned, so that the source pages stay
     DeviceArena* arena = nullptr;
-    std::vector<CutPage> pages;
-    std::vector<HostPiece> pieces;
+    int64_t length = 0;               // tokens that stay in their place
+    std::vector<int64_t> moved = {};  // positions of the tokens that follow them then, ascending
+    std::vector<CutLayer> layers = {};
+    int64_t draft_begin = 0;  // the tokens before a kept draft
+    uint64_t draft = 0;       // tells KeepDraft's arguments apart; 0: a truncation
+
+    int64_t end() const { return length + std::ssize(moved); }
   };
   void BeginCut(const SessionRef& origin, Cut& cut) ATTEND_REQUIRES(mutex_);
   void EndCut(Cut& cut) ATTEND_REQUIRES(mutex_);
   Status BeginFork(int tenant, const std::string& id, std::optional<int64_t> length, Cut& cut,
                    CacheRefusal* refusal);
-  Status ForkLayers(int64_t length, Cut& cut, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
+  Status ForkLayers(Cut& cut, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
   Result<SessionInfo> EndFork(Cut& cut, Status status);
-  Status BeginTruncate(int tenant, const std::string& id, int64_t length, Cut& cut)
-      ATTEND_REQUIRES(mutex_);
-  Status CopyShared(int64_t length, Cut& cut, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
-  // The layers of which a cut copies a page, by page size. TakeCopies takes the destination pages.
+  // Truncates the session as `cut` says.
+  Result<SessionInfo> Shorten(int tenant, const std::string& id, Cut& cut, CacheRefusal* refusal);
+  Status BeginTruncate(int tenant, const std::string& id, Cut& cut) ATTEND_REQUIRES(mutex_);
+  Status CheckDraft(const Session& session, Cut& cut) const ATTEND_REQUIRES(mutex_);
+  Status CopyShared(Cut& cut, CacheRefusal* refusal) ATTEND_REQUIRES(mutex_);
+  // The layers of which a cut copies pages, by page size. TakeCopies takes the destination pages.
   using CopyLayers = std::map<int64_t, std::vector<size_t>>;
-  Status TakeCopies(const CopyLayers& layers, int64_t length, Cut& cut, CacheRefusal* refusal)
+  Status TakeCopies(const CopyLayers& layers, Cut& cut, CacheRefusal* refusal)
       ATTEND_REQUIRES(mutex_);
-  void PlanCopies(int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
-  void CutLayers(int64_t length, Cut& cut) ATTEND_REQUIRES(mutex_);
+  int64_t CopiedPages(const Cut& cut) const;  // of each layer
+  // Copies the tokens that the copied pages have then. Without the lock.
+  Status CopyTokens(const Cut& cut) const;
+  void AddPieces(const Cut& cut, const CutLayer& layer, int64_t begin, int64_t end,
+                 std::vector<HostPiece>& pieces) const;
+  void CutLayers(Cut& cut) ATTEND_REQUIRES(mutex_);
   // `info` describes the session before the cut.
-  Result<SessionInfo> EndTruncate(int64_t length, Cut& cut, Status status, SessionInfo& info)
+  Result<SessionInfo> EndTruncate(Cut& cut, Status status, SessionInfo& info)
       ATTEND_REQUIRES(mutex_);
 
   Status CheckUse(const CacheUse& use, int64_t index, const Session& session, int64_t new_rows,

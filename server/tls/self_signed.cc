@@ -30,7 +30,7 @@ Result<KeyAndCertificate> MakeSelfSigned(const std::string& common_name) {
   const Bio key_text(BIO_new(BIO_s_mem()));
   const Bio certificate_text(BIO_new(BIO_s_mem()));
   if (!key || !certificate || !key_text || !certificate_text) {
-    return Internal("OpenSSL makes no key for TLS");
+    return Internal("OpenSSL cannot create a key for TLS");
   }
   X509_NAME* const name = X509_get_subject_name(certificate.get());
   const auto* const common = reinterpret_cast<const unsigned char*>(common_name.c_str());
@@ -46,7 +46,7 @@ Result<KeyAndCertificate> MakeSelfSigned(const std::string& common_name) {
       PEM_write_bio_X509(certificate_text.get(), certificate.get()) == 1 &&
       PEM_write_bio_PrivateKey(key_text.get(), key.get(), nullptr, nullptr, 0, nullptr, nullptr) ==
           1;
-  if (!made) return Internal("OpenSSL makes no certificate for TLS");
+  if (!made) return Internal("OpenSSL cannot create a certificate for TLS");
   return KeyAndCertificate{TextOf(key_text.get()), TextOf(certificate_text.get())};
 }
 

@@ -56,7 +56,7 @@ Status Append(const std::string& setting, const std::string& file, std::string* 
   if (!opened.valid() || fstat(opened.get(), &about) != 0) return unread();
   if (about.st_size > kFileBytesMax) {
     return InvalidArgument(setting + " " + file + " has " + std::to_string(about.st_size) +
-                           " bytes, may have " + std::to_string(kFileBytesMax));
+                           " bytes, must have at most " + std::to_string(kFileBytesMax));
   }
   std::string bytes(static_cast<size_t>(about.st_size), '\0');
   size_t got = 0;
@@ -117,12 +117,12 @@ void TlsCertificates::Look() {
   if (unread && unread_ == before) return;  // already reported
   metrics_.RecordReload(options_.of, context.ok());
   if (!context.ok()) {
-    logger_.Log(LogLevel::err, "certificates are not taken, those before stay",
+    logger_.Log(LogLevel::err, "certificates not reloaded; the previous ones stay in use",
                 {{"error", context.status().message()}});
     return;
   }
   Use(std::move(*context));
-  logger_.Log(LogLevel::info, "certificates are taken",
+  logger_.Log(LogLevel::info, "certificates reloaded",
               {{"cert", options_.cert}, {"expires", current()->expiries().cert}});
 }
 

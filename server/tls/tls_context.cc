@@ -108,7 +108,8 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::Make(const TlsTexts& texts
                                                            const Options& options,
                                                            std::time_t now) {
   const std::shared_ptr<TlsContext> made(new TlsContext());
-  if (made->context_ == nullptr) return Internal("OpenSSL has no TLS: " + TakeError());
+  if (made->context_ == nullptr)
+    return Internal("OpenSSL cannot create a TLS context: " + TakeError());
   ATTEND_RETURN_IF_ERROR(made->SetProtocol(options.http2));
   ATTEND_RETURN_IF_ERROR(made->UseCertificate(texts.cert, now));
   ATTEND_RETURN_IF_ERROR(made->UseKey(texts.key, texts.cert));
@@ -128,7 +129,7 @@ Status TlsContext::SetProtocol(bool http2) {
       SSL_CTX_set_ciphersuites(context,
                                "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:"
                                "TLS_CHACHA20_POLY1305_SHA256") != 1) {
-    return Internal("OpenSSL lacks ciphers: " + TakeError());
+    return Internal("OpenSSL lacks the required ciphers: " + TakeError());
   }
   SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_NO_TICKET |
                                    SSL_OP_CIPHER_SERVER_PREFERENCE | SSL_OP_PRIORITIZE_CHACHA);
@@ -219,7 +220,7 @@ std::string TlsContext::VerifyError(X509* shown, STACK_OF(X509) * chain) const {
           1 ||
       X509_STORE_CTX_set_default(checked.get(), "ssl_client") != 1) {
     ERR_clear_error();
-    return "there is no memory to verify it again";
+    return "no memory to verify it again";
   }
   X509_STORE_CTX_set_depth(checked.get(), kChainMax);
   const bool good = X509_verify_cert(checked.get()) == 1;

@@ -129,7 +129,7 @@ void SpanExporter::SendBatch(std::span<const CallSpan> calls) {
     dropped = stats_.dropped - std::exchange(said_dropped_, stats_.dropped);
   }
   SayLost("failed", failed, error);
-  SayLost("dropped", dropped, "they come faster than the collector takes them");
+  SayLost("dropped", dropped, "they arrive faster than the collector accepts them");
 }
 
 void SpanExporter::SayLost(std::string_view kind, int64_t spans, std::string_view error) {

@@ -179,7 +179,7 @@ bool CallStream::ReadOne() {
       const bool lies = !stored && owner_ != nullptr;
       status = assembler_.Take(bytes, lies ? owner_->block() : nullptr, message, whole);
     } catch (const std::bad_alloc&) {
-      status = ResourceExhausted("there is no memory for the message");
+      status = ResourceExhausted("no memory for the message");
     }
     const size_t taken = before - bytes.size();
     if (stored) {

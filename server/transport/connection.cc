@@ -83,7 +83,7 @@ void Connection::Begin() {
     share_.connections.push_back(this);
   } catch (const std::bad_alloc&) {
     index_ = kNoIndex;
-    return Close(ResourceExhausted("there is no memory for another connection"));
+    return Close(ResourceExhausted("no memory for another connection"));
   }
   events_ = EPOLLIN;
   const Status watched = share_.loop.Watch(channel_->socket(), events_, *this);
@@ -153,7 +153,7 @@ void Connection::Read() try {
   OnOutput();
   if (!closed_ && channel_->ended()) Close(Status());
 } catch (const std::bad_alloc&) {
-  Close(ResourceExhausted("there is no memory to read into"));
+  Close(ResourceExhausted("no memory for received bytes"));
 }
 
 Status Connection::Receive(std::span<char> bytes) {
@@ -230,7 +230,7 @@ void Connection::SetTimer() {
   try {
     share_.loop.Set(*this, due);
   } catch (const std::bad_alloc&) {
-    Close(ResourceExhausted("there is no memory for another connection"));
+    Close(ResourceExhausted("no memory for another connection"));
   }
 }
 
@@ -243,7 +243,7 @@ void Connection::OnTime() {
     return OnOutput();
   }
   if (session_->counts().frames == 0 && now - opened_at_ >= options.handshake_timeout) {
-    return Close(InvalidArgument("no frame came before the handshake's time was over"));
+    return Close(InvalidArgument("no frame arrived in time (--handshake-timeout)"));
   }
   const bool idle = calls_.empty() && now - idle_since_ >= options.idle_timeout;
   if (idle || now >= drain_at_) return Drain();
@@ -261,10 +261,11 @@ bool Connection::Refuse(int32_t id, const RequestHead& head) {
         ResourceExhausted("the metadata has more than " +
                           std::to_string(share_.options.session.header_list_bytes_max) + " bytes"));
   } else if (head.malformed) {
-    answer = GrpcStatus(Internal("a value of binary metadata is no base64"));
+    answer = GrpcStatus(Internal("a value of binary metadata is not base64"));
   } else if (head.timeout && !ParseTimeout(*head.timeout)) {
-    answer = GrpcStatus(InvalidArgument("grpc-timeout is '" + *head.timeout +
-                                        "', must be up to 8 digits and one of HMSmun"));
+    answer = GrpcStatus(
+        InvalidArgument("grpc-timeout is '" + *head.timeout +
+                        "', must be 1 to 8 digits and a unit, one of H, M, S, m, u and n"));
   } else {
     return false;
   }
@@ -301,7 +302,7 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
   } catch (const std::bad_alloc&) {
     OnStreamClosed(*call, /*whole=*/false);
     call->Drop();
-    session_->RespondWhole(id, GrpcStatus(ResourceExhausted("there is no memory for the call")));
+    session_->RespondWhole(id, GrpcStatus(ResourceExhausted("no memory for the call")));
     return nullptr;
   }
   return call;

@@ -214,7 +214,8 @@ bool Http2Session::JudgeFrame() {
     return true;
   }
   // nghttp2 drops it, as it does trailers of a stream that has been reset.
-  Complain("a call began on stream " + std::to_string(head.stream_id) + " after a later stream",
+  Complain("a call began on stream " + std::to_string(head.stream_id) +
+               " after a later stream had begun",
            NGHTTP2_PROTOCOL_ERROR);
   return false;
 }
@@ -225,7 +226,7 @@ int Http2Session::BeginHeaders(const nghttp2_frame& frame) {
   if (!request_) return 0;
   budget_.CountCall();
   if (acknowledged_ || ++unacknowledged_calls_ <= limits_.streams_max) return 0;
-  Complain("calls came beyond the settings, which the client has not acknowledged");
+  Complain("more calls began than the settings allow, which the client has not acknowledged");
   return NGHTTP2_ERR_CALLBACK_FAILURE;
 }
 
@@ -248,7 +249,7 @@ void Http2Session::EndFrame(const nghttp2_frame& frame) {
         counts_.padding_bytes += static_cast<int64_t>(frame.data.padlen);
         const auto left = static_cast<int64_t>(frame.hd.length - frame.data.padlen);
         if (!ends && left < FrameBudget::kSmallBytes && !budget_.Empty(now_)) {
-          return Complain("more frames of padding came than a connection may send");
+          return Complain("more padding frames came than a connection may send");
         }
       }
       Http2Stream* const stream = ends ? Find(frame.hd.stream_id) : nullptr;
@@ -307,7 +308,7 @@ void Http2Session::Sent(const nghttp2_frame& frame) {
     owner_.OnGrant(frame.hd.stream_id, frame.window_update.window_size_increment);
   }
   if (frame.hd.type == NGHTTP2_GOAWAY && frame.goaway.error_code != NGHTTP2_NO_ERROR) {
-    wrong_ = InvalidArgument(std::string("the client broke a rule of HTTP/2: ") +
+    wrong_ = InvalidArgument(std::string("the client violated HTTP/2: ") +
                              nghttp2_http2_strerror(frame.goaway.error_code));
   } else if (frame.hd.type == NGHTTP2_GOAWAY && frame.goaway.last_stream_id == kStreamMax) {
     // Its answer comes once the client knows. Any sooner, the ping would overtake the notice.

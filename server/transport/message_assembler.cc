@@ -30,7 +30,7 @@ Status MessageAssembler::TakePrefix(std::string_view& bytes) {
   prefix_bytes_ += taken;
   bytes.remove_prefix(taken);
   if (prefix_bytes_ > 0 && prefix_[0] > 1) {
-    return Internal("a message begins with flag " + std::to_string(prefix_[0]) +
+    return Internal("a message's compressed flag is " + std::to_string(prefix_[0]) +
                     ", must be 0 or 1");
   }
   if (prefix_bytes_ < kPrefixBytes) return Status();
@@ -41,8 +41,8 @@ Status MessageAssembler::TakePrefix(std::string_view& bytes) {
                              " bytes, must have at most " + std::to_string(message_bytes_max_));
   }
   if (prefix_[0] == 1) {
-    return Unimplemented("a message is compressed by '" + encoding_ +
-                         "', must have the encoding identity");
+    return Unimplemented("a message is compressed with '" + encoding_ +
+                         "', must not be compressed (identity)");
   }
   return Status();
 }

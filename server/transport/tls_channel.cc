@@ -126,7 +126,7 @@ TlsChannel::Step TlsChannel::Handshake() {
   const int error = SSL_get_error(ssl_.get(), result);
   if (peer_closed_) return Step::kFailed;
   if (result != 1 && error != SSL_ERROR_WANT_READ) SetWrong();
-  if (too_many_messages_) wrong_ = "TLS handshake messages";
+  if (too_many_messages_) wrong_ = "too many TLS handshake messages";
   if (!wrong_.empty()) return Step::kFailed;
   const bool sent = SendUnsent();
   if (result == 1) {
@@ -160,7 +160,7 @@ ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
   failed_ = error != SSL_ERROR_NONE && error != SSL_ERROR_WANT_READ && !ended_;
   if (failed_) SetWrong();
   SendUnsent();  // a reply to a key update, or an alert
-  if (too_many_messages_) wrong_ = "TLS handshake messages";
+  if (too_many_messages_) wrong_ = "too many TLS handshake messages";
   if (!wrong_.empty()) {
     errno = EPROTO;
     return -1;

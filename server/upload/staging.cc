@@ -122,7 +122,11 @@ void StagedInput::Apply(WorkItem* item) {
   move(&a.q.data);
   move(in_pages ? &item->append.k.data : &a.k.data);
   move(in_pages ? &item->append.v.data : &a.v.data);
-  if (a.problem.has_bias) move(&a.bias.data);
+  // A tree's bias is behind the tensors, with the arrays.
+  const auto is_tensor = [this](const void* data) {
+    return static_cast<const char*>(data) - block() <= bytes_;  // at the end if it is empty
+  };
+  if (a.problem.has_bias && is_tensor(a.bias.data)) move(&a.bias.data);
   if (item->gradients) {
     move(const_cast<const void**>(&a.o.data));
     const auto move_numbers = [&](auto& numbers) {

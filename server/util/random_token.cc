@@ -10,7 +10,7 @@ Result<std::string> RandomToken() {
   std::string token(kTokenBytes, '\0');
   // Up to 256 bytes are never truncated once the kernel's pool is ready.
   if (getrandom(token.data(), token.size(), 0) != static_cast<ssize_t>(token.size())) {
-    return Internal("the kernel gave no randomness for a token");
+    return Internal("the kernel provided no random bytes for a token");
   }
   return token;
 }

@@ -22,7 +22,8 @@ Status TellServiceManager(const std::string& socket, std::string_view state) {
   }
   if (socket.size() >= sizeof(address.sun_path)) {
     return InvalidArgument("NOTIFY_SOCKET has " + std::to_string(socket.size()) +
-                           " characters, at most " + std::to_string(sizeof(address.sun_path) - 1));
+                           " characters, must have at most " +
+                           std::to_string(sizeof(address.sun_path) - 1));
   }
   std::memcpy(address.sun_path, socket.data(), socket.size());
   if (socket[0] == '@') address.sun_path[0] = '\0';

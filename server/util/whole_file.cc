@@ -38,7 +38,7 @@ Result<std::string> ReadWholeFile(const std::string& path, int64_t bytes_max) {
   if (!file.valid()) return failed(errno);
   struct stat about {};
   if (fstat(file.get(), &about) != 0) return failed(errno);
-  if (!S_ISREG(about.st_mode)) return InvalidArgument(path + " must be a file");
+  if (!S_ISREG(about.st_mode)) return InvalidArgument(path + " is not a regular file");
   std::string text;
   for (;;) {
     char block[16 << 10];
@@ -74,7 +74,7 @@ Status CheckFolderOf(std::string_view what, const std::string& path) {
   std::error_code error;
   if (folder.empty() || std::filesystem::is_directory(folder, error)) return Status();
   return Status(Code::kNotFound,
-                std::string(what) + " " + path + ": there is no folder " + folder.string());
+                std::string(what) + " " + path + ": missing folder " + folder.string());
 }
 
 }  // namespace attend

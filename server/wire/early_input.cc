@@ -8,6 +8,8 @@
 
 #include <google/protobuf/arena.h>
 
+#include <algorithm>
+
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,9 @@
 
 namespace attend {
 namespace {
+
+// A tree may take this much, however short its message is.
+constexpr int64_t kTreeBytesFree = 1 << 20;
 
 // False if the message cannot be placed.
 bool Plan(google::protobuf::Arena& arena, RequestMessage& message, Validated& validated,
@@ -93,6 +98,9 @@ std::shared_ptr<EarlyInput> EarlyInputs::Make(int tenant, std::span<const Messag
   auto early = std::make_shared<EarlyInput>();
   early->places = Entries(message.scan, validated, bytes);
   if (early->places.empty() || plan.input_bytes == 0) return nullptr;
+  // A tree is written out for all queries and keys: nothing so large is taken before it is
+  // admitted.
+  if (validated.tree_bytes > std::max(bytes, kTreeBytesFree)) return nullptr;
 
   const int64_t block_bytes = HostPool::BlockBytes(plan.input_bytes);
   const int64_t sum = sum_->fetch_add(block_bytes, std::memory_order_relaxed) + block_bytes;

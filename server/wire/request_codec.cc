@@ -7,144 +7,11 @@
 #include <string>
 
 #include "server/memory/range_allocator.h"
-#include "server/wire/protobuf_wire.h"
 #include "server/wire/session_uses.h"
 #include "server/wire/shared_tensors.h"
-#include "server/wire/wire_fields.h"
 
 namespace attend {
 namespace {
-
-Status Malformed(const std::string& what) {
-  return InvalidArgument("the message is not an AttendRequest: " + what);
-}
-
-// The array that a field belongs to; kArrayFields: none.
-int ArrayOf(const wire::Field& field) {
-  for (int i = 0; i < kArrayFields; ++i) {
-    if (field.number != kArrayNumbers[i]) continue;
-    const uint32_t one = IsFloatArray(i) ? wire::kFixed32 : wire::kVarint;
-    return field.type == one || field.type == wire::kBytes ? i : kArrayFields;
-  }
-  return kArrayFields;
-}
-
-// Counts the int64 entries in the next `bytes` and skips them. False if they are not varints.
-bool CountInts(SliceReader& reader, int64_t bytes, int64_t& entries) {
-  constexpr int kVarintBytesMax = 10;
-  int begun = 0;  // bytes of an incomplete entry
-  reader.ForEachPiece(bytes, [&](ByteSpan piece) {
-    for (const uint8_t byte : piece) {
-      if (begun == kVarintBytesMax) return;  // too long, and stays so
-      const bool ends = byte < 0x80;
-      begun = ends ? 0 : begun + 1;
-      entries += ends ? 1 : 0;
-    }
-  });
-  return begun == 0;
-}
-
-// A pass over one message.
-class Scanner {
- public:
-  Scanner(std::span<const ByteSpan> slices, MessageScan& scan) : reader_(slices), scan_(scan) {}
-
-  Status Run() {
-    scan_.message_bytes = reader_.remaining();
-    while (reader_.remaining() > 0) ATTEND_RETURN_IF_ERROR(Next());
-    if (sessions_ <= kRequestSessionsMax) return Status();
-    return InvalidArgument("sessions has " + std::to_string(sessions_) +
-                           " entries, must have at most " + std::to_string(kRequestSessionsMax));
-  }
-
-  bool RunToRaw() {
-    while (reader_.remaining() > 0) {
-      const SliceReader begin = reader_;
-      uint64_t tag = 0;
-      uint64_t bytes = 0;
-      if (!reader_.ReadVarint(&tag)) return false;
-      if (tag == wire::kRawTag) {
-        if (!reader_.ReadVarint(&bytes) || bytes > INT64_MAX) return false;
-        scan_.raw[0] = {reader_.position(), static_cast<int64_t>(bytes)};
-        scan_.raw_count = 1;
-        return true;
-      }
-      reader_ = begin;
-      if (!Next().ok()) return false;
-    }
-    return false;
-  }
-
- private:
-  Status Next() {
-    const SliceReader begin = reader_;
-    wire::Field field;
-    Status status = wire::ReadField(reader_, field);
-    if (!status.ok()) return Malformed(status.message());
-    if (const int array = ArrayOf(field); array < kArrayFields) {
-      status = TakeArray(begin, field, array);
-    } else if (field.number == wire::kRawField && field.type == wire::kBytes) {
-      TakeRaw(begin, field.bytes);
-    } else {
-      const bool session = field.number == v1::AttendRequest::kSessionsFieldNumber;
-      sessions_ += session && field.type == wire::kBytes ? 1 : 0;
-      status = TakeSmall(begin, field.bytes);
-    }
-    if (!status.ok() || field_bytes_ <= kFieldBytesMax) return status;
-    return InvalidArgument("the message has more than " + std::to_string(kFieldBytesMax) +
-                           " bytes that are in no raw entry");
-  }
-
-  Status TakeArray(const SliceReader& begin, const wire::Field& field, int array) {
-    ArrayRun& run = scan_.arrays[array];
-    if (run.entries == 0) run.begin = begin.position();
-    bool whole = true;
-    if (field.type != wire::kBytes) {
-      reader_.Skip(field.bytes);
-      ++run.entries;
-    } else if (IsFloatArray(array)) {
-      whole = field.bytes % int64_t{sizeof(float)} == 0;
-      reader_.Skip(field.bytes);
-      run.entries += field.bytes / int64_t{sizeof(float)};
-    } else {
-      whole = CountInts(reader_, field.bytes, run.entries);
-    }
-    if (!whole) {
-      return Malformed("field " + std::to_string(field.number) + " at byte " +
-                       std::to_string(begin.position()) + " does not hold whole numbers");
-    }
-    run.end = reader_.position();
-    scan_.array_bytes += run.end - begin.position();
-    field_bytes_ += run.end - begin.position();
-    return Status();
-  }
-
-  void TakeRaw(const SliceReader& begin, int64_t bytes) {
-    field_bytes_ += reader_.position() - begin.position();
-    if (scan_.raw_count < kTensorsMax) scan_.raw[scan_.raw_count] = {reader_.position(), bytes};
-    ++scan_.raw_count;
-    reader_.Skip(bytes);
-  }
-
-  Status TakeSmall(SliceReader begin, int64_t bytes) {
-    reader_.Skip(bytes);
-    const int64_t all = reader_.position() - begin.position();
-    if (all > kHeaderBytesMax - scan_.header_bytes) {
-      return InvalidArgument("the fields beside raw, lengths, slopes and sinks have at least " +
-                             std::to_string(scan_.header_bytes + all) +
-                             " bytes, must have at most " + std::to_string(kHeaderBytesMax));
-    }
-    begin.Read(scan_.header.data() + scan_.header_bytes, all);
-    scan_.header_bytes += all;
-    field_bytes_ += all;
-    return Status();
-  }
-
-  SliceReader reader_;
-  MessageScan& scan_;
-  int64_t field_bytes_ = 0;
-  int64_t sessions_ = 0;
-};
 
 // Appends a part at the next aligned offset. False on overflow.
 bool Append(int64_t bytes, int64_t& total, int64_t& offset) {
@@ -166,16 +33,20 @@ Status CheckPlacement(Output output, const v1::Placement& placement, bool wanted
     const int number = unknown.field(i).number();
     if (number < 2 || number > 15) continue;
     return Unimplemented(name + " is field " + std::to_string(number) +
-                         ", this server knows shared_memory");
+                         ", but this server supports only shared_memory");
   }
   const bool set = placement.place_case() == v1::Placement::kSharedMemory;
   if (set && chunked) return InvalidArgument(name + " is set, must be unset in AttendChunked");
   if (set && !wanted) {
-    return InvalidArgument(name + " is set, " + kOutputNames[static_cast<size_t>(output)] +
-                           " is not asked for");
+    return InvalidArgument(name + " is set, but " + kOutputNames[static_cast<size_t>(output)] +
+                           " is not requested");
   }
   shared = set;
   return Status();
+}
+
+int64_t PlanOf(const MemoryPlan& plan, ArrayField field) {
+  return plan.arrays[static_cast<size_t>(field)];
 }
 
 // Writes the entries to their place in the block and returns it; null if there are none.
@@ -183,7 +54,7 @@ template <class T>
 const T* PlaceArray(const WireArrays& arrays, ArrayField field, char* block,
                     const MemoryPlan& plan) {
   if (arrays.size(field) == 0) return nullptr;
-  T* const out = reinterpret_cast<T*>(block + plan.arrays[static_cast<size_t>(field)]);
+  T* const out = reinterpret_cast<T*>(block + PlanOf(plan, field));
   arrays.ForEach<T>(field, [out](int64_t i, T value) {
     out[i] = value;
     return true;
@@ -193,14 +64,6 @@ const T* PlaceArray(const WireArrays& arrays, ArrayField field, char* block,
 
 }  // namespace
 
-Status ScanMessage(std::span<const ByteSpan> slices, MessageScan& scan) {
-  return Scanner(slices, scan).Run();
-}
-
-bool ScanBeginning(std::span<const ByteSpan> slices, MessageScan& scan) {
-  return Scanner(slices, scan).RunToRaw();
-}
-
 Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message) {
   auto* fields = google::protobuf::Arena::CreateMessage<v1::AttendRequest>(&arena);
   message.fields = fields;
@@ -208,7 +71,7 @@ Status ParseMessage(google::protobuf::Arena& arena, RequestMessage& message) {
   if (fields->ParseFromArray(scan.header.data(), static_cast<int>(scan.header_bytes))) {
     return Status();
   }
-  return Malformed("its fields cannot be parsed");
+  return InvalidArgument("the message is not an AttendRequest: its fields cannot be parsed");
 }
 
 Status CheckSources(const RequestMessage& message, Transport transport, Validated& validated) {
@@ -276,9 +139,10 @@ Result<MemoryPlan> PlanMemory(const RequestMessage& message, const Validated& va
   }
   for (int i = 0; i < kArrayFields; ++i) {
     const int64_t entries = message.scan.arrays[i].entries;
-    const int64_t entry_bytes = IsFloatArray(i) ? sizeof(float) : sizeof(int64_t);
-    if (entries > 0) fits &= Append(entries * entry_bytes, plan.input_bytes, plan.arrays[i]);
+    if (entries == 0) continue;
+    fits &= Append(entries * ArrayEntryBytes(i), plan.input_bytes, plan.arrays[i]);
   }
+  fits &= Append(validated.tree_bytes, plan.input_bytes, plan.tree_bias);
   if (cache != nullptr) {
     const auto sequences = std::ssize(cache->sequences());
     fits &= Append(sequences * static_cast<int64_t>(sizeof(int64_t)), plan.input_bytes,
@@ -354,7 +218,11 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
   a.q.data = tensor(0);
   a.k.data = tensor(1);
   a.v.data = tensor(2);
-  if (a.problem.has_bias) a.bias.data = tensor(3);
+  if (a.problem.has_bias) {
+    // An empty bias begins where the block does, within the memory that a device copies.
+    const int64_t written = validated.tree_bytes > 0 ? plan.tree_bias : 0;
+    a.bias.data = validated.tree.tokens > 0 ? place(input, written, nullptr) : tensor(3);
+  }
   if (input != nullptr) {
     const WireArrays arrays = message.arrays();
     a.q_lengths = PlaceArray<int64_t>(arrays, ArrayField::kQLengths, input, plan);
@@ -363,6 +231,10 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
     a.kv_offsets = PlaceArray<int64_t>(arrays, ArrayField::kCuKv, input, plan);
     a.alibi_slopes = PlaceArray<float>(arrays, ArrayField::kAlibiSlopes, input, plan);
     a.sinks = PlaceArray<float>(arrays, ArrayField::kSinks, input, plan);
+    (void)PlaceArray<int64_t>(arrays, ArrayField::kTreeLengths, input, plan);
+    if (validated.tree.tokens > 0) {
+      arrays.ReadBytes(ArrayField::kTree, input + PlanOf(plan, ArrayField::kTree));
+    }
   }
   if (request.source.cache() != nullptr) PlaceCache(*request.source.cache(), plan, request);
   const auto answer = [&](Output name) -> void* {
@@ -388,6 +260,17 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
   g.d_bias.data = answer(Output::kDBias);
   g.d_sinks = static_cast<float*>(answer(Output::kDSinks));
   request.backward = {g, validated.wanted, validated.bias_shape};
+}
+
+void WriteTreeBias(const Validated& validated, const MemoryPlan& plan, Request& request) {
+  if (validated.tree_bytes == 0) return;
+  char* const input = static_cast<char*>(request.input.data());
+  TreeView tree = validated.tree;
+  tree.bits = reinterpret_cast<const uint8_t*>(input + PlanOf(plan, ArrayField::kTree));
+  if (validated.tree_has_lengths) {
+    tree.lengths = reinterpret_cast<const int64_t*>(input + PlanOf(plan, ArrayField::kTreeLengths));
+  }
+  WriteTree(tree, request.attention, reinterpret_cast<uint8_t*>(input + plan.tree_bias));
 }
 
 }  // namespace attend

@@ -4,7 +4,7 @@
 // bytes once.
 //
 // One pass over the top-level tags, in any order, finds three kinds of fields. The `raw` entries
-// and the repeated numbers (wire_arrays.h) stay in place, and are copied to the request's block,
+// and the arrays (wire_arrays.h) stay in place, and are copied to the request's block,
 // which the memory budget counts, once it has been granted. The other fields are small: they are
 // gathered and parsed by the generated class. So a message costs its own bytes, a few KiB, and what
 // the budget has granted. No memory is allocated for a declared length before it has been compared
@@ -31,7 +31,7 @@
 
 namespace attend {
 
-// Maximum size of the fields that are neither raw nor repeated numbers, tags included. Requests
+// Maximum size of the fields that are neither raw nor arrays, tags included. Requests
 // need about 600 bytes at most, plus up to 64 for each of kRequestSessionsMax sessions. In the
 // worst case they take 64 times as much once parsed, while one thread decodes them.
 inline constexpr int64_t kHeaderBytesMax = 20 * 1024;
@@ -68,7 +68,7 @@ class EarlyInput;
 struct RequestMessage {
   std::span<const ByteSpan> slices;
   MessageScan scan;
-  const v1::AttendRequest* fields = nullptr;  // on the arena; without raw and repeated numbers
+  const v1::AttendRequest* fields = nullptr;  // on the arena; without raw and arrays
   EarlyInput* early = nullptr;                // may already hold the tensors; null: none
 
   WireArrays arrays() const { return WireArrays(slices, scan.arrays); }
@@ -90,6 +90,7 @@ Status CheckRaw(const RequestMessage& message, const Validated& validated);
 struct MemoryPlan {
   std::array<int64_t, kTensorsMax> tensors{};  // offsets in the input block
   std::array<int64_t, kArrayFields> arrays{};
+  int64_t tree_bias = 0;      // the tree written out, Validated::tree_bytes
   int64_t cache_lengths = 0;  // with sessions: int64_t per sequence
   int64_t cache_pages = 0;    // with sessions: the page table
   int64_t input_bytes = 0;
@@ -114,5 +115,8 @@ Status ReservePages(const MemoryPlan& plan, Request& request);
 // found.
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
                  Request& request);
+
+// After PlaceArrays: writes the request's tree, if it has one, to its bias.
+void WriteTreeBias(const Validated& validated, const MemoryPlan& plan, Request& request);
 
 }  // namespace attend

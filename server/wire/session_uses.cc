@@ -24,7 +24,7 @@ int64_t NewRows(const v1::AttendRequest& message) {
 }  // namespace
 
 Status SessionsAreOff() {
-  return Unimplemented("the server has sessions off; --session-memory turns them on");
+  return Unimplemented("sessions are off on this server; --session-memory turns them on");
 }
 
 Status SessionsAreEnding() {
@@ -36,7 +36,7 @@ Status HoldSessions(const v1::AttendRequest& message, SessionTable* table, Reque
   if (message.sessions_size() == 0) return Status();
   if (!request.scopes.Has(Scope::kSessions)) {
     return Status(Code::kPermissionDenied,
-                  "the request is on sessions, and the caller has no scope sessions");
+                  "the request uses sessions, but the caller lacks the scope sessions");
   }
   if (table == nullptr) return SessionsAreOff();
   std::vector<CacheUse> uses;

@@ -68,7 +68,7 @@ Status PlaceOnDevice(const char* name, const RegionPlace& place, int64_t& bytes,
   if (region.device == SharedRegion::kHost) return Status();
   if (shared.device != SharedRegion::kHost && shared.device != region.device) {
     return InvalidArgument(std::string(name) + " is in memory of " + region.imported.device_name +
-                           ", other tensors in that of " + shared.device_name +
+                           ", other tensors are in that of " + shared.device_name +
                            ": all must be on one GPU");
   }
   shared.device = region.device;
@@ -130,7 +130,7 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
                          const RegionRegistry* registry, Request& request) {
   if (!validated.any_shared()) return Status();
   if (registry == nullptr) {
-    return Unimplemented("the server has shared memory off; --shared-memory turns it on");
+    return Unimplemented("shared memory is off on this server; --shared-memory turns it on");
   }
   auto shared = std::make_unique<SharedTensors>();
   for (int i = 0; i < kTensorsMax; ++i) {
@@ -152,8 +152,9 @@ Status FindSharedTensors(const v1::AttendRequest& message, const Validated& vali
   const CacheHold* const cache = request.source.cache();
   if (cache != nullptr && shared->device != SharedRegion::kHost &&
       shared->device != cache->device()) {
-    return InvalidArgument("sessions are on another device than " + shared->device_name +
-                           ", whose memory has tensors of the request");
+    return InvalidArgument(
+        "sessions are on another device than the request's tensors, which are in memory of " +
+        shared->device_name);
   }
   request.source.SetShared(std::move(shared));
   return Status();

@@ -43,8 +43,9 @@ Status CheckSource(const Text& name, const v1::Tensor& tensor) {
   for (int i = 0; i < unknown.field_count(); ++i) {
     const int number = unknown.field(i).number();
     if (number >= 7 && number <= 15) {
-      return Unimplemented(name + ".source is field " + std::to_string(number) +
-                           ", this server knows inline_bytes, chunked and shared_memory");
+      return Unimplemented(
+          name + ".source is field " + std::to_string(number) +
+          ", but this server supports only inline_bytes, chunked and shared_memory");
     }
   }
   return Status();

@@ -11,6 +11,7 @@
 #include "server/wire/tensor_rules.h"
 #include "server/wire/validate_backward.h"
 #include "server/wire/validate_lengths.h"
+#include "server/wire/validate_tree.h"
 
 namespace attend {
 namespace {
@@ -39,6 +40,7 @@ class Validator {
     ATTEND_RETURN_IF_ERROR(HeadArrays());
     Strides();
     ATTEND_RETURN_IF_ERROR(Bias());
+    ATTEND_RETURN_IF_ERROR(ValidateTree(request_, arrays_, cache_, out_));
     if (request_.has_backward()) return ValidateBackward(request_, out_);
     out_.Want(Output::kO);
     if (problem_.return_lse) out_.Want(Output::kLse);

@@ -51,7 +51,7 @@ Status CheckOffsets(const WireArrays& arrays, const std::string& name, ArrayFiel
       status =
           InvalidArgument(name + "[" + std::to_string(i) + "] is " + std::to_string(offset) +
                           ", must be in [" + std::to_string(last) + ", " + std::to_string(rows) +
-                          "]: never below the one before, nor above the rows");
+                          "]: offsets never fall and never exceed the rows");
     }
     if (!status.ok()) return false;
     longest = std::max(longest, offset - last);  // both are in [0, rows]

@@ -3,7 +3,7 @@
 """The tables of client/python's pages: what padding costs, and what each way of calling does,
 beside PyTorch's own attention in this process. On the CPU, one call at a time, medians in ms.
 
-    tests/bench/bench_python_ways.py [--build build/release] [--only padded|ways|decode]
+    tests/bench/bench_python_ways.py [--build build/release] [--only padded|ways|decode|draft]
 
 Needs PyTorch for its own lines, which are left out without it.
 """
@@ -126,10 +126,45 @@ def decode(client, seconds):
              in_turns(functions, seconds))
 
 
+def draft(client, seconds):
+    """Drafts of several sizes after 4096 tokens: appended, asked about, and undone."""
+    length, heads, kv_heads, dim = 4096, 32, 8, 128
+    keys, values = (RANDOM.standard_normal((1, kv_heads, length, dim), np.float32)
+                    for _ in range(2))
+    with client.session(kv_heads, dim, dtype="float32") as session:
+        session.append(keys, values)
+        for tokens in (4, 16, 64):
+            q = RANDOM.standard_normal((1, heads, tokens, dim), np.float32)
+            k, v = (RANDOM.standard_normal((1, kv_heads, tokens, dim), np.float32)
+                    for _ in range(2))
+            parents = [int(RANDOM.integers(-1, n)) if n else -1 for n in range(tokens)]
+            tree = attend.tree_from_parents(parents)
+            mask = np.ones((1, 1, tokens, length + tokens), bool)
+            mask[..., length:] = tree
+            path = np.flatnonzero(tree[0, -1])
+
+            def step(**options):
+                session.attend(q, k, v, **options)
+                session.truncate(length)
+
+            def kept():
+                session.attend(q, k, v, tree=tree)
+                session.keep_draft(length, path)
+                session.truncate(length)
+
+            functions = {"all of it seen, and truncate": step,
+                         "causal, and truncate": lambda: step(causal=True),
+                         "a tree, and truncate": lambda: step(tree=tree),
+                         "the whole mask, and truncate": lambda: step(bias=mask),
+                         f"a tree, keep_draft of {len(path)}, and truncate": kept}
+            show(f"a draft of {tokens} tokens over {length}, H{heads} Hkv{kv_heads} D{dim} "
+                 f"float32, one layer", in_turns(functions, seconds))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
-    parser.add_argument("--only", choices=("padded", "ways", "decode"))
+    parser.add_argument("--only", choices=("padded", "ways", "decode", "draft"))
     parser.add_argument("--seconds", type=float, default=5.0, help="of each table")
     options = parser.parse_args()
     os.environ["ATTEND_BUILD_DIR"] = str(options.build)
@@ -149,6 +184,8 @@ def main():
                     ways(client, alone, options.seconds)
                 if options.only in (None, "decode"):
                     decode(client, options.seconds)
+                if options.only in (None, "draft"):
+                    draft(client, options.seconds)
         finally:
             server.stop()
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deploy/prometheus/rules.yml in a real Prometheus, in a time that tests have, and the pages that
-its alerts lead to."""
+"""deploy/prometheus/rules.yml in a real Prometheus, with durations shortened for tests, and the
+pages to which its alerts lead."""
 
 import collections
 import http.client
@@ -16,13 +16,13 @@ import harness
 
 RULES = harness.ROOT / "deploy/prometheus/rules.yml"
 PAGE = harness.ROOT / "deploy/operate.md"
-# A minute of the rules is so many milliseconds here: [5m] is 3 s, `for: 10m` is 6 s.
+# A minute of the rules takes this many milliseconds here: [5m] is 3 s, `for: 10m` is 6 s.
 MINUTE_MS = 600
 UNITS = {"s": 1 / 60, "m": 1, "h": 60}
 
 
 def shortened(rules):
-    """The rules with every duration cut in this proportion, and nothing else changed."""
+    """The rules with every duration shortened in this proportion, and nothing else changed."""
     def cut(match):
         milliseconds = int(match[2]) * UNITS[match[3]] * MINUTE_MS
         return f"{match[1]}{round(milliseconds)}ms{match[4]}"
@@ -31,7 +31,7 @@ def shortened(rules):
 
 
 def runbooks():
-    """{alert: anchor}, of all."""
+    """{alert: anchor}, for all alerts."""
     found = re.findall(r"- alert: (\w+)\n.*?runbook: deploy/operate\.md#(\S+)", RULES.read_text(),
                        re.S)
     assert len(found) == RULES.read_text().count("- alert:")
@@ -39,7 +39,7 @@ def runbooks():
 
 
 def sections():
-    """{anchor: text} of what goes wrong, by the page's headings."""
+    """{anchor: text} of the page's sections on failures."""
     page = PAGE.read_text()
     parts = re.split(r"(?m)^## (.+)\n", page)[1:]
     found = {}
@@ -122,8 +122,8 @@ class Prometheus:
                  f"--web.listen-address=127.0.0.1:{self.port}"], stdout=log, stderr=log)
 
     def watch(self, instance, server):
-        """The instance is this server from here on; returns when it has been scraped twice, as
-        Prometheus may have given the first one up."""
+        """The instance is this server from now on. Returns after two scrapes, as Prometheus may
+        have given up the first one."""
         address = server.metrics_address
         before = self.relay.scrapes[address]
         self.relay.addresses[instance] = address

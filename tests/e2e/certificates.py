@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates for tests of TLS, made by deploy/make-test-ca and openssl, and what a client of
-Python's makes of a server's."""
+"""Certificates for tests of TLS, made by deploy/make-test-ca and openssl, and how a Python client
+sees a server."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ import grpc
 
 from harness import ROOT, clean_env, free_port, wait_for
 
-# How a client of HTTP/2 begins, with settings that say nothing.
+# The beginning of an HTTP/2 connection, with empty settings.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 
 
@@ -89,7 +89,7 @@ class Authority:
         return grpc.secure_channel(address, credentials, **options)
 
     def context(self, client=None, shown_by=None):
-        """For sockets of Python's; `client`: the name of its certificate, of `shown_by` if that is
+        """For Python's sockets; `client`: the name of its certificate, of `shown_by` if that is
         another authority."""
         context = ssl.create_default_context(cafile=self.ca)
         context.set_alpn_protocols(["h2"])
@@ -106,7 +106,7 @@ def open_tls(address, context, seconds=10):
 
 
 def greet(address, context):
-    """None if the server goes on to speak HTTP/2; else what it, or this side, has against that."""
+    """None if the server speaks HTTP/2; otherwise the error of the server or of this side."""
     try:
         with open_tls(address, context) as connection:
             connection.sendall(PREFACE)
@@ -120,7 +120,8 @@ def greet(address, context):
 
 @contextlib.contextmanager
 def s_server(cert, key):
-    """openssl's server with a certificate that attend-server would not start with: its address."""
+    """openssl's server with a certificate that attend-server would not start with. Yields its
+    address."""
     port = free_port()
     command = ["openssl", "s_server", "-accept", f"127.0.0.1:{port}", "-cert", cert, "-key", key,
                "-alpn", "h2", "-quiet"]

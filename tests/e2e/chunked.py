@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of AttendChunked, taken apart and put together by hand."""
+"""Requests of AttendChunked, split and assembled by hand."""
 
 import queue
 
@@ -27,7 +27,7 @@ def chunks_of(request, size):
 
 
 def assemble(messages):
-    """The answer as the unary call would have given it, from messages of any number of streams."""
+    """The answer as a unary call would return it, from messages of any number of streams."""
     answer = next(m.response for m in messages if m.HasField("response"))
     parts = [bytearray(answer.o.byte_length)]
     if answer.HasField("lse"):
@@ -60,7 +60,7 @@ class Stream:
         self._queue.put(None)
 
     def fail(self):
-        """Code and details of the end, which must be bad."""
+        """Code and details of the end, which must be an error."""
         with pytest.raises(grpc.RpcError) as error:
             for _ in self.call:
                 pass

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: generated stubs once, a shared server for tests that leave it as it was, and a factory
-for servers of a test's own. The Python packages and the libraries that were built can be found."""
+"""Fixtures: generated stubs, a shared server for tests that do not change it, and a factory for
+servers of a single test. Makes the built Python packages and libraries importable."""
 
 import importlib
 import os
@@ -21,7 +21,7 @@ import wire  # noqa: E402
 
 harness.use_packages()
 harness.take_interrupts()
-# They begin first, so that no worker of pytest-xdist is left with one at the end.
+# They start first, so that no worker of pytest-xdist is left with one of them at the end.
 SLOWEST = ("test_operate", "test_lifecycle", "test_readme", "test_hostile_strangers",
            "test_hostile_messages", "test_client", "test_metrics_access", "test_load_reports")
 
@@ -31,7 +31,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """The files of SLOWEST to the front, in its order."""
+    """Moves the files of SLOWEST to the front, in its order."""
     items.sort(key=lambda item: SLOWEST.index(item.path.stem) if item.path.stem in SLOWEST
                else len(SLOWEST))
 
@@ -46,7 +46,7 @@ def stubs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """Shared: the default settings. It must still be up, and stop cleanly, after all tests."""
+    """Shared: the default settings. It must still be running, and stop cleanly, after all tests."""
     running = harness.Server(tmp_path_factory.mktemp("server"))
     yield running
     assert not running.ended(), running.log()
@@ -81,7 +81,7 @@ def client(shared_server):
 
 @pytest.fixture
 def start_server(tmp_path):
-    """start_server(*flags): a server that is killed, if it is still there, after the test."""
+    """start_server(*flags): a server that is killed after the test, if it is still running."""
     started = []
 
     def start(*args, **options):
@@ -114,14 +114,14 @@ def foreign(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def libraries():
-    """Of the build that is tested, unless the caller names others."""
+    """Of the build under test, unless the caller names others."""
     if missing := harness.use_libraries():
         pytest.skip(f"there is no {' or '.join(missing)}")
 
 
 @pytest.fixture
 def random(request):
-    """Fresh random numbers; the seed stands in the output of a failed test."""
+    """Fresh random numbers; the seed is in the output of a failed test."""
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     return np.random.default_rng(seed)

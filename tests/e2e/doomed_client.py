@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client that is to be killed: doomed_client.py STUBS SERVER unary|stream|chunked upload|answer
+"""A client to be killed: doomed_client.py STUBS SERVER unary|stream|chunked upload|answer
 
-It stands in the middle of an upload or of an answer when it prints "there", and stays: its bytes
-pass through a relay of its own, which stops behind a part of them.
-"""
+It prints "there" in the middle of an upload or of an answer, and stays there: its bytes pass
+through its own relay, which stops after a part of them."""
 
 import importlib
 import itertools
@@ -19,7 +18,7 @@ CHUNK_BYTES = 256 << 10
 
 
 class Relay:
-    """Between one connection and the server. Passes at most `up` and `down` bytes; None: all."""
+    """Forwards one connection to the server. Passes at most `up` and `down` bytes; None: all."""
 
     def __init__(self, server, up=None, down=None):
         host, port = server.rsplit(":", 1)
@@ -46,7 +45,7 @@ class Relay:
 
 
 def make_request(pb, moment):
-    """Much to send and little to answer, or the other way round. Answer: 32 MiB."""
+    """A large request with a small answer, or the reverse. Answer: 32 MiB."""
     request = pb.AttendRequest()
     shapes = {"upload": ((65536, 64), (1, 64), (1, 1)), "answer": ((32768, 1), (1, 1), (1, 256))}
     for name, (rows, dim) in zip("qkv", shapes[moment]):

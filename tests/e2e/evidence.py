@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each scenario of test_operate.py shows besides its alerts, as deploy/operate.md says: a line
-of the log, and a metric that has moved since the server began."""
+"""Evidence of each scenario of test_operate.py besides its alerts, as listed in deploy/operate.md:
+a log line, and a metric that has changed since the server's start."""
 
 import collections
 import re
@@ -8,18 +8,18 @@ import re
 import alerts
 import harness
 
-# `line`: what the page calls it, None if the section names none; `also`: what it has besides.
+# `line`: the page's name for it, None if the section names none; `also`: further text in it.
 Seen = collections.namedtuple("Seen", "line also metric labels")
 
 SEEN = {
-    "a_certificate_ends": Seen("certificates are not taken", "key", "attend_tls_reloads_total",
-                               {"result": "failed"}),
-    "a_changed_file_is_wrong": Seen("reload failed, what was there stays", "streams",
+    "a_certificate_ends": Seen("certificates not reloaded; the previous ones stay in use", "key",
+                               "attend_tls_reloads_total", {"result": "failed"}),
+    "a_changed_file_is_wrong": Seen("reload failed; the previous version stays in use", "streams",
                                     "attend_reload_failed", {"what": "limits"}),
     "a_caller_has_no_token": Seen("caller refused", 'peer=.*code="UNAUTHENTICATED"',
                                   "attend_rejected_requests_total", {"reason": "no_credentials"}),
-    "a_device_is_lost": Seen("device is lost", "cpu", "attend_device_healthy", {}),
-    # Such devices are only counted here, not looked for, so there is no line.
+    "a_device_is_lost": Seen("device lost", "cpu", "attend_device_healthy", {}),
+    # Such devices are only counted here, not searched for, so there is no line.
     "a_gpu_is_left_out": Seen(None, "", "attend_devices_left_out", {}),
     "answers_are_wrong": Seen("reference check failed", 'transport="inline"',
                               "attend_reference_checks_total",
@@ -44,13 +44,13 @@ SEEN = {
                               {"tenant": "a", "code": "RESOURCE_EXHAUSTED"}),
     "memory_is_full": Seen("request failed", 'code="RESOURCE_EXHAUSTED".*bytes',
                            "attend_rejected_requests_total", {"reason": "memory"}),
-    "clients_do_not_read": Seen("call ended, its answer was not read", "peer=",
+    "clients_do_not_read": Seen("call ended because the client did not read its answer", "peer=",
                                 "attend_unread_calls_total", {}),
     "clients_give_no_time": Seen("request failed", 'code="DEADLINE_EXCEEDED".*peer=',
                                  "attend_short_deadlines_total", {}),
     "the_server_reads_late": Seen("request failed", 'code="CANCELLED".*tenant=',
                                   "attend_early_cancellations_total", {}),
-    "more_connections_than_are_taken": Seen("connections:", " 4, of one peer 4",
+    "more_connections_than_are_taken": Seen("connections:", " 4, 4 per peer",
                                             "attend_connections_refused_total", {}),
     "no_descriptor_is_left": Seen("no connection can be accepted", "Too many open files",
                                   "attend_accept_errors_total", {}),
@@ -62,14 +62,15 @@ SEEN = {
     "sessions_have_no_room": Seen(None, "", "attend_rejected_requests_total",
                                   {"reason": "sessions"}),
 }
-# Asked of Prometheus: of what is no server's own, or of servers that take each other's place.
+# Queried from Prometheus: metrics that are not a server's own, or of servers that replace each
+# other.
 OF_PROMETHEUS = ("up", "process_start_time_seconds")
-# What the server has seen before it can be asked for the first time.
+# Events before the server can be scraped for the first time.
 FROM_THE_START = ("attend_devices_left_out",)
 
 
 def value(scenario, server, prometheus):
-    """Of the scenario's metric; 0 if it has no series yet, None if nobody can tell."""
+    """The scenario's metric; 0 if it has no series yet, None if it cannot be read."""
     seen = SEEN[scenario]
     if seen.metric in OF_PROMETHEUS:
         return prometheus.value(seen.metric, scenario)
@@ -84,7 +85,7 @@ def before(scenario, server, prometheus):
 
 
 def assert_seen(scenario, wanted, server, prometheus, at_first):
-    """The page's sections of these alerts name the line and the metric, and both are there."""
+    """The page's sections on these alerts name the line and the metric, and both exist."""
     seen, runbooks, sections = SEEN[scenario], alerts.runbooks(), alerts.sections()
     texts = [sections[runbooks[alert]] for alert in wanted]
     named = seen.metric.removesuffix("_count")

@@ -14,7 +14,7 @@ NAME = "attend.fleet.test"
 
 
 class Dns:
-    """A name server on loopback that has one name, whose addresses the test sets."""
+    """A name server on loopback with one name, whose addresses the test sets."""
 
     def __init__(self):
         self._addresses = []
@@ -52,8 +52,8 @@ class Dns:
 
 
 class Load:
-    """`attend-client load` in the background, on small calls. What comes before the measurement
-    gives it `warmup` seconds to connect to all servers. `enter`: what its process calls first."""
+    """`attend-client load` in the background, with small calls. The phase before the measurement
+    leaves it `warmup` seconds to connect to all servers. `enter`: called first in its process."""
 
     def __init__(self, folder, server, *args, shape="B1,H1,L16,D64", warmup=0, enter=None):
         self.json = folder / "load.json"
@@ -64,7 +64,7 @@ class Load:
                                         text=True, preexec_fn=enter)
 
     def finish(self, code=0):
-        """Waits for its end, and returns what it wrote of its only step."""
+        """Waits for its end, and returns the results of its only step."""
         said, _ = self.process.communicate(timeout=60)
         assert self.process.returncode == code, said
         step, = json.loads(self.json.read_text())["steps"]
@@ -80,7 +80,7 @@ class Load:
 
 
 def answered(server):
-    """Requests that the server has answered."""
+    """Number of requests that the server has answered."""
     return server.metric("attend_requests_total", code="OK")
 
 

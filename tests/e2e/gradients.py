@@ -82,7 +82,7 @@ def make_backward(case, random):
 
 def judge_gradients(case, d_o, d_lse, got):
     """Raises unless every gradient is within twice the error of a plain fp32 computation that
-    rounds its weights to the dtype, beside what rounding alone may cost."""
+    rounds its weights to the dtype, plus what rounding alone may cost."""
     want = gradients(case, d_o, d_lse)
     plain = gradients(case, d_o, d_lse, np.float32, lambda x: round_to(case.dtype, x))
     unit, fp32 = UNIT_ROUNDOFF[case.dtype], UNIT_ROUNDOFF["float32"]
@@ -90,7 +90,7 @@ def judge_gradients(case, d_o, d_lse, got):
     for name, array in got.items():
         assert array.shape == want[name].shape, (name, array.shape, want[name].shape)
         largest = float(np.max(np.abs(want[name]), initial=0.0))
-        # O comes rounded to its dtype, which moves delta, and so every score's gradient.
+        # O is rounded to its dtype, which changes delta, and so every score's gradient.
         floor = (2 * unit + 64 * fp32) * (largest + float(np.max(np.abs(d_o), initial=0.0)))
         bound = 2 * float(np.max(np.abs(plain[name] - want[name]), initial=0.0)) + floor
         error = float(np.max(np.abs(array.astype(np.float64) - want[name]), initial=0.0))

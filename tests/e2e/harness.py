@@ -19,7 +19,8 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 START_SECONDS_MAX = 30
 STOP_SECONDS_MAX = 60
-# With $ATTEND_INSTALLED, attend is what this interpreter has installed, else what the sources have.
+# With $ATTEND_INSTALLED, attend is the installed package of this interpreter, otherwise that of the
+# sources.
 INSTALLED = bool(os.environ.get("ATTEND_INSTALLED"))
 PACKAGES = [] if INSTALLED else \
     [str(ROOT / folder) for folder in ("client/python", "kernels/python")]
@@ -50,10 +51,10 @@ def libraries():
 
 
 def use_packages():
-    """Puts PACKAGES on the path, so that `import attend` is the right one from here on."""
+    """Puts PACKAGES on the path, so that `import attend` finds the right one from here on."""
     sys.path[:0] = PACKAGES
     if INSTALLED:
-        # What puts the sources on the path later does not change an import that was done.
+        # A later entry for the sources on the path does not change a completed import.
         import attend
         import attend_kernels
         for module in (attend, attend_kernels):
@@ -61,14 +62,14 @@ def use_packages():
 
 
 def take_interrupts():
-    """A shell ignores interrupts for what it starts in the background, and so would everything
-    that is started from here."""
+    """A shell ignores interrupts for processes that it starts in the background; so would all
+    children of this one."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def use_libraries():
-    """Tells Python of the build's libraries, where the caller named no others. Those that are
-    missing. What is installed has its own."""
+    """Tells Python of the build's libraries, unless the caller named others. Returns the missing
+    ones. An installed package has its own."""
     if INSTALLED:
         return []
     for variable, path in libraries().items():
@@ -78,7 +79,7 @@ def use_libraries():
 
 @contextlib.contextmanager
 def at_once(number, action):
-    """`action` again and again, in so many threads, inside the block."""
+    """Repeats `action` in several threads while the block runs."""
     over = threading.Event()
 
     def repeat():
@@ -108,8 +109,8 @@ def wait_for(what, condition, seconds=10):
 
 
 def free_port():
-    """Below the ports that the system gives out, and of 1000 that no other worker of pytest-xdist
-    takes from: nothing else gets it before it is used, or between a server and the next."""
+    """A port below the ephemeral range, among 1000 reserved for this worker of pytest-xdist: no
+    other process gets it before it is used, or between a server and the next."""
     first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     while True:
@@ -120,7 +121,7 @@ def free_port():
 
 
 def clean_env(**more):
-    """The environment without settings of the caller's own that a server would take."""
+    """The environment without the caller's own settings for a server."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("ATTEND_")}
     return {**env, **more}
 
@@ -180,7 +181,7 @@ class Server:
         return self.process.poll() is not None
 
     def log(self):
-        """What the server has logged by now: its thread that writes has nothing to do."""
+        """Text logged so far, once the writing thread is idle."""
         wait_for("the log to be written", lambda: self.ended() or self._log_is_written())
         return self.log_path.read_text(errors="replace")
 
@@ -195,11 +196,11 @@ class Server:
 
     @contextlib.contextmanager
     def alive(self):
-        """An error inside the block that comes of the server's death says how it died."""
+        """If an error inside the block is caused by the server's death, reports how it died."""
         try:
             yield
         except (OSError, LookupError) as error:
-            # A process that dies has lost its memory and its sockets before its parent is told.
+            # A dying process loses its memory and sockets before its parent is notified.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self.process.wait(2)
                 how = f"of {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"

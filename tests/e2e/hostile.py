@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a hostile client needs, and what shows that it took nothing for good: raw sockets and HTTP/2
-frames, a server with small limits, and readings of its process."""
+"""Tools of a hostile client, and proof that it has kept nothing: raw sockets and HTTP/2 frames, a
+server with small limits, and readings of its process."""
 
 import collections
 import contextlib
@@ -14,7 +14,7 @@ import time
 import harness
 import wire
 
-# A server that an attack of a few megabytes would show on.
+# Small enough that an attack of a few megabytes shows.
 SMALL_LIMITS = ("--memory-budget", "64MiB", "--max-request-bytes", "16MiB", "--cpu-threads", "2",
                 "--stream-requests-max", "4")
 
@@ -30,7 +30,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 def descriptors_max(number):
-    """For start_server(limits=...): the most descriptors it may ever have."""
+    """For start_server(limits=...): the maximal number of descriptors."""
     return {resource.RLIMIT_NOFILE: (number, number)}
 
 
@@ -74,9 +74,9 @@ def cpu_seconds(server):
 
 @contextlib.contextmanager
 def grows_at_most(server, bytes_max):
-    """The resident memory, at its peak, grows by no more inside the block."""
+    """The peak of resident memory grows by at most this much inside the block."""
     with server.alive():
-        # The peak starts anew.
+        # Resets the peak.
         pathlib.Path(f"/proc/{server.process.pid}/clear_refs").write_text("5")
     before = rss_bytes(server)
     yield
@@ -85,14 +85,15 @@ def grows_at_most(server, bytes_max):
 
 
 def leaves_nothing(server, seconds=30):
-    """After the block the server has the descriptors it had, nothing in flight, and serves."""
+    """After the block the server has as many descriptors as before, nothing in flight, and
+    serves."""
     return leaves_nothing_of(server, lambda: wire.assert_serves(server.address), seconds)
 
 
 @contextlib.contextmanager
 def leaves_nothing_of(server, assert_serves, seconds=30):
-    """The same where assert_serves() says whether the server serves."""
-    assert_serves()  # what is made once, at the first call, is there
+    """The same where assert_serves() checks whether the server serves."""
+    assert_serves()  # created once, at the first call
     before = descriptors(server)
     yield
     assert_serves()
@@ -118,13 +119,13 @@ def open_socket(address, seconds=10, source=None):
 
 @contextlib.contextmanager
 def idle_sockets(address, number):
-    """That many sockets that are connected, as far as the kernel goes, and never say a word."""
+    """This many sockets, connected as far as the kernel is concerned, that never send anything."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(open_socket(address)) for _ in range(number)]
 
 
 def ended(connection):
-    """True once the server has closed it; what it sends before is read and dropped."""
+    """True once the server has closed it; data sent before is read and dropped."""
     connection.settimeout(30)
     with contextlib.suppress(ConnectionResetError):
         while connection.recv(1 << 16):
@@ -200,9 +201,8 @@ HELLO = PREFACE + frame(SETTINGS, 0, 0, b"")
 
 
 class Http2:
-    """One connection, frame by frame. `window`: bytes that the server may answer on a stream
-    before it is told of more, which happens only by grant(). `connected`: the socket, if there is
-    one."""
+    """One connection, frame by frame. `window`: bytes that the server may send on a stream before
+    grant() allows more. `connected`: the socket, if there is one."""
 
     def __init__(self, address, window=65535, seconds=10, source=None, connected=None):
         self.socket = connected or open_socket(address, seconds, source)
@@ -232,8 +232,8 @@ class Http2:
         return stream
 
     def data(self, stream, payload, flags=0):
-        """DATA frames of at most 16 KiB, as the server's windows let them go. What comes
-        meanwhile is kept for read_frame()."""
+        """DATA frames of at most 16 KiB, as the server's windows allow. Frames received meanwhile
+        are kept for read_frame()."""
         rest = payload
         while True:
             piece = rest[:min(16 << 10, max(0, self._windows[0]), max(0, self._windows[stream]))]
@@ -329,8 +329,7 @@ class Http2:
 
 
 class Sender(Http2):
-    """A client that sends on the last call it began as fast as the server takes it, and keeps no
-    answer that comes meanwhile."""
+    """A client that sends on its last call as fast as the server allows, and drops all answers."""
 
     def __init__(self, address, path, *more, window=65535, source=None):
         super().__init__(address, window, source=source)
@@ -338,11 +337,11 @@ class Sender(Http2):
         self.sent = 0
 
     def begin(self, path, *more):
-        """Another call, on which it sends from now on."""
+        """Begins another call, on which it sends from now on."""
         self.stream = self.open(path, *more)
 
     def send_all(self, data):
-        """False once the server takes no more."""
+        """False once the server accepts no more."""
         rest = memoryview(data)
         while len(rest) > 0:
             size = min(len(rest), 16 << 10, self._windows[0], self._windows[self.stream])
@@ -359,7 +358,7 @@ class Sender(Http2):
         return True
 
     def window(self, stream):
-        """The bytes that may come on it; below 0 where the server has taken some of them back."""
+        """The bytes that may be sent on it; negative if the server has revoked some of them."""
         return self._windows[stream]
 
     def takes(self, number):
@@ -367,7 +366,7 @@ class Sender(Http2):
         return min(self._windows[0], self._windows[self.stream]) >= number
 
     def read_for(self, seconds):
-        """What the server sends meanwhile. False once the server takes no more."""
+        """Reads what the server sends meanwhile. False once the server accepts no more."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             came = self._rest or select.select([self.socket], [], [], left)[0]
@@ -376,7 +375,7 @@ class Sender(Http2):
         return True
 
     def _wait(self):
-        """Reads a frame. False once the server takes no more."""
+        """Reads a frame. False once the server accepts no more."""
         got = self.read_frame()
         if got is None or got[0] in (RST_STREAM, GOAWAY):
             return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers whose tenants "a" and "b" have limits, and what their callers are told."""
+"""Servers whose tenants "a" and "b" have limits, and how they refuse callers."""
 
 import signal
 
@@ -37,7 +37,7 @@ def attend(service, request, tenant="a"):
 
 
 def refused(service, request, tenant="a"):
-    """The refusal's words and its pushback."""
+    """The refusal's message and its pushback."""
     with pytest.raises(grpc.RpcError) as failure:
         attend(service, request, tenant)
     assert failure.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED, failure.value

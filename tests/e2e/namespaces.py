@@ -22,7 +22,7 @@ def _run(*command):
 
 
 def missing():
-    """Why this process can make none; None: it can."""
+    """Why this process cannot create any; None: it can."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         return "not root, or no ip"
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
@@ -77,7 +77,7 @@ class Hosts:
 
     @staticmethod
     def cut(link):
-        """Packets of this link are lost from here on, and nobody is told."""
+        """Packets of this link are dropped from now on, silently."""
         _run("ip", "link", "set", f"near{link}", "down")
 
     @staticmethod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A relay between clients and a server that does to their connections what networks do."""
+"""A relay between clients and a server that disturbs their connections as networks do."""
 
 import asyncio
 import contextlib

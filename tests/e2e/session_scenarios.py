@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scenarios of test_operate.py in which sessions have no room."""
+"""The scenarios of test_operate.py in which memory for sessions runs out."""
 
 import contextlib
 

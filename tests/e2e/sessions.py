@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls on sessions, and what they should hold."""
+"""Calls on sessions, and their expected contents."""
 
 import contextlib
 
@@ -30,6 +30,7 @@ class Client:
     def call(self, name, **fields):
         request = {"CreateSession": "CreateSessionRequest", "ForkSession": "ForkSessionRequest",
                    "TruncateSession": "TruncateSessionRequest", "KeepAlive": "KeepAliveRequest",
+                   "KeepDraft": "KeepDraftRequest",
                    "FreeSession": "FreeSessionRequest", "GetSession": "GetSessionRequest",
                    "ListSessions": "ListSessionsRequest"}[name]
         return getattr(self.sessions, name)(
@@ -50,7 +51,7 @@ def values(random, dtype, *shape):
 
 
 class Sequence:
-    """What a session's layer should hold, [Hkv, length, D] and [Hkv, length, Dv]."""
+    """The expected contents of a session's layer, [Hkv, length, D] and [Hkv, length, Dv]."""
 
     def __init__(self, random, session, dtype="float32", layer=0):
         self.random, self.session, self.dtype, self.layer = random, session, dtype, layer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callers with and without tokens, and what a server tells them, to the last character."""
+"""Callers with and without tokens, and the server's exact responses to them."""
 
 import collections
 import hashlib
@@ -51,7 +51,7 @@ def rejected(server, reason):
 
 
 def methods():
-    """Every method that the server has, and some that it has not."""
+    """Every method of the server, and some that do not exist."""
     services = [*wire.pb.DESCRIPTOR.services_by_name.values(),
                 *wire.sessions_pb.DESCRIPTOR.services_by_name.values(),
                 *wire.admin_pb.DESCRIPTOR.services_by_name.values(),
@@ -73,7 +73,8 @@ def bearer(of, *more):
 
 
 def ask(channel, path, metadata=(), message=b""):
-    """What a call of any method is answered, as a stream of one message; on the wire all are."""
+    """The response to a call of any method, made as a stream of one message; on the wire all
+    are."""
     call = channel.stream_stream(path)(iter([message]), metadata=metadata, timeout=wire.SECONDS)
     try:
         for _ in call:

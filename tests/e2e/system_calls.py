@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The system's calls of a server, which fail when a test says so, and its clock of the day: the
-test's side of tests/trials/failing_calls.cc."""
+"""A server's system calls, which fail on request, and its wall clock: the test's side of
+tests/trials/failing_calls.cc."""
 
 import errno
 import mmap
@@ -9,7 +9,7 @@ import subprocess
 
 import harness
 
-# Kinds of calls, in the library's order, and how they fail unless a test says otherwise.
+# Kinds of calls, in the library's order, and their default errors.
 KINDS = {
     "allocate": errno.ENOMEM,    # malloc and the like, but gRPC's receive buffers
     "accept": errno.EMFILE,
@@ -74,14 +74,14 @@ class SystemCalls:
         self._set(kind, 2, 0)
 
     def where(self, kind):
-        """The calls behind the last that failed, as the programs' symbols name them."""
+        """The call stack of the last failed call, as named in the programs' symbols."""
         begin = self._place(kind, _CALLS.size // 8)
         frames = [self._memory[at:at + _FRAME_BYTES].split(b"\0")[0].decode(errors="replace")
                   for at in range(begin, begin + _FRAMES * _FRAME_BYTES, _FRAME_BYTES)]
         return [_name(frame) for frame in frames if frame]
 
     def move_clock(self, seconds):
-        """Away from the kernel's, in all."""
+        """Total offset from the kernel's clock."""
         _HEAD.pack_into(self._memory, 0, round(seconds * 1e9))
 
 
@@ -93,7 +93,7 @@ def _name(frame):
     if frame not in _names:
         place, _, symbol = frame.partition(" ")
         path, _, offset = place.rpartition("+")
-        before = hex(int(offset, 16) - 1)  # in the call, not behind it
+        before = hex(int(offset, 16) - 1)  # inside the call, not the instruction after it
         done = subprocess.run(["addr2line", "-Cfe", path, before], capture_output=True, text=True,
                               check=False)
         name = (done.stdout.splitlines() or ["??"])[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The access log of a real server: a line for each call, whatever clients say and disks do."""
+"""The access log of a real server: a line for each call, whatever clients send and disks do."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_every_kind_of_call_has_its_line(start_server, tmp_path):
     assert server.metric("attend_access_log_lines_total", outcome="lost") == 0
 
 
-def test_a_full_disk_and_a_reader_that_sleeps_cost_lines_and_no_call(start_server, tmp_path):
+def test_a_full_disk_or_a_stuck_reader_loses_lines_but_no_call(start_server, tmp_path):
     full = start_server("--access-log", "/dev/full")
     wire.assert_serves(full.address)
     lost = harness.wait_for("a lost line", lambda: full.metric("attend_access_log_lines_total",
@@ -77,11 +77,11 @@ def test_a_full_disk_and_a_reader_that_sleeps_cost_lines_and_no_call(start_serve
     with wire.connect(slow.address) as service:
         answers = service.AttendStream(wire.small_request(length=1) for _ in range(1000))
         assert all(answer.status.code == 0 for answer in answers)
-    assert slow.stop() == 0  # nor does it hold up the end
+    assert slow.stop() == 0  # nor does it delay the end
     os.close(reader)
 
 
-def test_sighup_makes_a_rotated_access_log_anew(start_server, tmp_path):
+def test_sighup_recreates_a_rotated_access_log(start_server, tmp_path):
     path = tmp_path / "access.log"
     server = start_server("--access-log", path, "--access-log-sample", "0")
     wire.assert_serves(server.address)  # ordinary: no line
@@ -95,7 +95,7 @@ def test_sighup_makes_a_rotated_access_log_anew(start_server, tmp_path):
     assert (tmp_path / "access.log.1").read_text() == ""
 
 
-def test_refused_callers_have_their_line_and_no_token_is_in_it(start_server, tmp_path):
+def test_refused_callers_are_logged_without_their_token(start_server, tmp_path):
     """Over TLS the gate refuses by headers alone, and knows the peer by the server's own means."""
     ca = certificates.Authority(tmp_path / "ca")
     path, known, unknown = tmp_path / "access.log", strangers.token(), strangers.token()
@@ -127,8 +127,8 @@ def test_refused_callers_have_their_line_and_no_token_is_in_it(start_server, tmp
 
 
 @pytest.mark.parametrize("seconds", ("0", "0.1"))
-def test_what_a_drain_stops_has_its_line(start_server, tmp_path, seconds):
-    """What runs and what waits, however little time the drain has."""
+def test_calls_stopped_by_a_drain_are_logged(start_server, tmp_path, seconds):
+    """Running and waiting calls, however short the drain."""
     path = tmp_path / "access.log"
     server = start_server("--lanes", "1", "--drain-timeout", seconds, "--access-log", path)
     with wire.connect(server.address) as service:
@@ -143,6 +143,6 @@ def test_what_a_drain_stops_has_its_line(start_server, tmp_path, seconds):
     assert {line["code"] for line in said} == {"UNAVAILABLE"}
 
 
-def test_an_access_log_in_no_folder_is_an_error(tmp_path):
+def test_an_access_log_in_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(AssertionError, match="access-log .*none/access.log cannot be opened"):
         harness.Server(tmp_path / "server", "--access-log", tmp_path / "none" / "access.log")

@@ -29,7 +29,7 @@ def server(start_server, tmp_path):
                         "--access-log", tmp_path / "access.log")
 
 
-def test_no_level_hides_what_an_operator_did(server, tmp_path):
+def test_admin_calls_are_logged_at_every_level(server, tmp_path):
     own = f"unix:{tmp_path}/own.sock"
     admin(own, "log-level", "off")
     admin(own, "evict", "default")
@@ -68,7 +68,7 @@ def test_sessions_of_all_tenants(server, tmp_path):
     assert "tenant team: 0 sessions" in admin(own, "status").stdout
 
 
-def test_strangers_operate_nothing(server, tmp_path):
+def test_unauthenticated_callers_cannot_make_admin_calls(server, tmp_path):
     for command in (("status",), ("drain",), ("log-level", "off"), ("sessions",),
                     ("free", "--tenant", "team"), ("evict", "team"), ("undrain",)):
         done = admin(server.address, *command, check=False)
@@ -84,7 +84,7 @@ def test_strangers_operate_nothing(server, tmp_path):
     assert all(line["peer"].startswith("ipv4:127.0.0.1:") for line in refused)
 
 
-def test_tokens_say_who_operates(start_server, tmp_path):
+def test_admin_calls_need_a_token_with_the_scope(start_server, tmp_path):
     tokens = {"boss": "a" * 43, "user": "b" * 43}
     scopes = {"boss": "admin", "user": "compute,sessions,info"}
     path = tmp_path / "tokens"
@@ -117,7 +117,7 @@ def test_tokens_say_who_operates(start_server, tmp_path):
 
 
 def test_an_operator_from_another_host_needs_a_certificate(start_server, ca, tmp_path):
-    """A token alone, which may have leaked, operates nothing from there."""
+    """A token alone, which may have leaked, is not enough from there."""
     token, path = tmp_path / "token", tmp_path / "tokens"
     token.write_text("a" * 43 + "\n")
     path.write_text(f"name=boss sha256={hashlib.sha256(b'a' * 43).hexdigest()} scopes=admin\n")
@@ -136,7 +136,7 @@ def test_an_operator_from_another_host_needs_a_certificate(start_server, ca, tmp
 
             refused = drain()
             assert refused.returncode == 1 and "PERMISSION_DENIED" in refused.stderr
-            assert "operated over loopback, a Unix socket or with a client certificate" in \
+            assert "admin calls need loopback, a Unix socket or a client certificate" in \
                 refused.stderr
             assert server.metric("attend_draining") == 0
             assert server.metric("attend_rejected_requests_total", reason="no_scope") == 1
@@ -171,7 +171,7 @@ def test_a_drain_refuses_no_idle_reflection_stream(start_server, tmp_path):
         after = channel.stream_stream(strangers.REFLECTION)(iter([]), timeout=wire.SECONDS)
         assert after.code() is grpc.StatusCode.UNAVAILABLE
     assert server.metric("attend_rejected_requests_total", reason="draining") == 1
-    # The client may hear of it first.
+    # The client may learn of it first.
     harness.wait_for("its line", lambda: "reflection refused" in server.log())
     assert server.log().count("reflection refused") == 1
 

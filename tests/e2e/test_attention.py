@@ -43,7 +43,7 @@ def test_dtypes_layouts_groups(server, random, dtype, layout, heads, kv_heads):
 
 
 @pytest.mark.parametrize("kernel", ["cpu_reference", "cpu_flash"])
-def test_everything_at_once(server, random, kernel):
+def test_all_score_terms_and_lengths_together(server, random, kernel):
     """All score terms and lengths together, every kernel of this device by name."""
     case = make_case(random, "bfloat16", batch=3, heads=4, kv_heads=2, len_q=19, len_k=83, dim=72,
                      dim_v=40, mask=Mask("window", left=30, right=6), scale=0.21, softcap=8.0,
@@ -55,7 +55,7 @@ def test_everything_at_once(server, random, kernel):
 
 
 def test_padding_is_never_read(server, random):
-    """What lies beyond the lengths may be NaN; rows there are 0 with LSE -inf."""
+    """Memory beyond the lengths may hold NaN; rows there are 0 with LSE -inf."""
     case = make_case(random, batch=2, heads=2, len_q=20, len_k=30, q_lengths=[13, 20],
                      kv_lengths=[30, 8])
     poisoned = dataclasses.replace(case, q=case.q.copy(), k=case.k.copy(), v=case.v.copy())
@@ -67,7 +67,7 @@ def test_padding_is_never_read(server, random):
     assert not o[0, :, 13:].any() and np.isneginf(lse[0, :, 13:]).all()
 
 
-def test_empty(server, random):
+def test_empty_tensors(server, random):
     """No keys give 0 and -inf; no queries and no sequences give empty tensors."""
     o, lse = ask(server, make_case(random, len_k=0))
     assert o.shape == (1, 2, 33, 64) and not o.any() and np.isneginf(lse).all()
@@ -76,7 +76,7 @@ def test_empty(server, random):
 
 
 def test_nan_and_inf_stay_where_they_belong(server, random):
-    """A NaN in one query row, an Inf in one value column: computed as IEEE says, nothing else."""
+    """A NaN in one query row, an Inf in one value column: affect only what IEEE prescribes."""
     case = make_case(random, len_q=8, len_k=8)
     clean, _ = ask(server, case)
     case.q[0, 0, 3, 5] = NAN
@@ -89,7 +89,7 @@ def test_nan_and_inf_stay_where_they_belong(server, random):
     assert np.array_equal(o[~touched], clean[~touched])
 
 
-def test_same_bits_alone_and_in_company(server, random):
+def test_the_bits_do_not_depend_on_other_requests(server, random):
     """A request's answer does not depend on what else runs."""
     case = make_case(random, "float16", heads=4, kv_heads=2, len_q=65, len_k=130)
     request = wire.make_request(case, return_lse=True)

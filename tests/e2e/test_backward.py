@@ -63,7 +63,7 @@ def test_every_term_of_the_scores(server, random):
     judge_gradients(case, *parts[:2], got)
 
 
-def test_attend_does_not_take_it(server, random):
+def test_attend_refuses_gradients(server, random):
     case = make_case(random)
     request = wire.make_request(case)
     request.backward.SetInParent()

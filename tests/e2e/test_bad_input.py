@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad requests: each gets its status and a message that names field and bound; the next good one is
-answered."""
+"""Bad requests: each gets its status and a message that names field and bound; the next valid one
+is answered."""
 
 import time
 
@@ -45,7 +45,7 @@ def packed(request, cu_q, cu_kv):
     (lambda r: packed(r, [0, 9, 5, 16], [0, 5, 9, 16]), ["cu_q", "5"], INVALID),
     (lambda r: setattr(r, "kernel", "cuda_naive"), ["cuda_naive"], UNIMPLEMENTED),
 ], ids=("shape", "bytes", "packed", "kernel"))
-def test_refused(server, change, words, code):
+def test_bad_requests_are_refused_by_field_and_bound(server, change, words, code):
     request = wire.small_request(seed=1)
     change(request)
     before = server.metric("attend_host_memory_used_bytes")
@@ -56,7 +56,7 @@ def test_refused(server, change, words, code):
     assert server.metric("attend_host_memory_used_bytes") == before
 
 
-def test_random_and_truncated_bytes(server, random):
+def test_random_and_truncated_bytes_do_no_harm(server, random):
     """No message crashes the server or is answered with anything but an ordinary status."""
     good = wire.small_request(seed=2, length=5, return_lse=True).SerializeToString()
     allowed = {grpc.StatusCode.OK, INVALID, UNIMPLEMENTED, EXHAUSTED}
@@ -86,7 +86,7 @@ def test_empty_message(server):
 
 
 def test_too_large_a_message(start_server):
-    """It can never fit, so no client shall try again; whoever runs the server sees it."""
+    """It can never fit, so clients must not retry; the operator sees it."""
     small = start_server("--max-request-bytes", "1MiB")
     code, message = refused(small, wire.small_request(length=2048))
     assert code == INVALID and "must have at most 1048576" in message
@@ -96,7 +96,7 @@ def test_too_large_a_message(start_server):
 
 
 def test_more_memory_than_there_is(start_server):
-    """A request that could never fit is wrong; one that does not fit now is to be tried again."""
+    """A request that can never fit is invalid; one that does not fit now is retryable."""
     small = start_server("--memory-budget", "1MiB")
     code, message = refused(small, wire.small_request(length=2048))
     assert code == INVALID and "1048576" in message
@@ -121,7 +121,7 @@ def test_memory_taken_by_others(start_server):
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
 def test_compressed_messages(server, compression):
-    """Not taken: what they inflate to is only bounded once it has been inflated."""
+    """Refused: their inflated size is only known after inflating."""
     with wire.connect(server.address, compression=compression) as service:
         with pytest.raises(grpc.RpcError) as error:
             service.Attend(wire.small_request(), timeout=wire.SECONDS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AttendChunked from plain grpcio: generated stubs, one stream or several, and bad uploads."""
+"""AttendChunked from plain grpcio: generated stubs, one or several streams, and bad uploads."""
 
 import concurrent.futures
 import contextlib
@@ -37,7 +37,7 @@ def test_one_stream_without_waiting_for_anything(server):
 
 
 def test_the_readme_example(server):
-    """Its lines as they stand."""
+    """Its lines, verbatim."""
     text = (harness.ROOT / "proto/README.md").read_text()
     blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
     example = {}
@@ -54,7 +54,7 @@ def test_the_readme_example(server):
 
 
 def test_with_default_channel_options(server):
-    """Tensors above gRPC's 4 MiB bound, which no message of the stream comes near."""
+    """Tensors above gRPC's 4 MiB limit, which no message of the stream comes near."""
     row = np.arange(64, dtype=np.float16)
     request = wire.pb.AttendRequest()
     for name, shape in (("q", (1, 4, 16384, 64)), ("k", (1, 1, 1, 64)), ("v", (1, 1, 1, 64))):

@@ -36,7 +36,7 @@ def test_run_npy(server, random, tmp_path, dtype):
     assert "cpu_flash" in done.stdout and done.stdout.count("ok: max error") == 2
 
 
-def test_the_metrics_port_is_no_grpc_server(server):
+def test_the_metrics_port_is_reported_as_no_grpc_server(server):
     done = run_client("info", "--server", server.metrics_address, check=False)
     assert done.returncode == 1 and "not a gRPC server" in done.stderr, done.stderr
 
@@ -104,8 +104,8 @@ def test_load_closed_loop(server, tmp_path):
 
 
 def test_load_survives_sigterm_of_the_server(start_server, tmp_path):
-    """What the server accepted is answered; all else is UNAVAILABLE (or CANCELLED, by gRPC, in the
-    instant of its shutdown) and nothing is wrong."""
+    """Accepted calls are answered; all others are UNAVAILABLE (or CANCELLED by gRPC during its
+    shutdown), and no answer is wrong."""
     server = start_server()
     result = {}
 
@@ -135,7 +135,7 @@ def save_inputs(folder):
 
 
 def test_retries_reach_a_restarted_server(start_server, tmp_path):
-    """A call that finds nobody keeps trying within its deadline; one attempt alone fails."""
+    """A call that finds no server keeps trying until its deadline; a single attempt fails."""
     files = save_inputs(tmp_path)
     port = harness.free_port()
     server = start_server(listen=f"127.0.0.1:{port}")

@@ -40,7 +40,7 @@ def rows(random, dtype, heads, tokens, dim, batch=1):
     return round_to(dtype, random.standard_normal((batch, heads, tokens, dim), np.float32))
 
 
-def test_a_list_goes_on_where_a_page_of_it_ends(start_server):
+def test_a_list_continues_after_each_page(start_server):
     """One answer has no more than 1024 layers."""
     server = start_server("--session-memory=16MiB")
     made = sorted(new_session(server, "float16", "--layers", "512") for _ in range(5))
@@ -84,6 +84,8 @@ def test_sessions_from_npy(server, random, tmp_path):
     assert info.startswith(name) and "2 layers" in info and "tokens 0,71" in info
     session(server, "truncate", name, "--length", "65")
     attend(name, q, k[:, :, :65], v[:, :, :65], *save(q=q))
+    refused = session(server, "keep-draft", name, "--length", "60", "--kept", "1", check=False)
+    assert refused.returncode == 1 and "layers have 0 to 65 tokens" in refused.stderr
     session(server, "keep-alive", name)
     listed = session(server, "list").stdout.splitlines()
     assert len(listed) == 2 and any(line.startswith(name) for line in listed)
@@ -153,7 +155,7 @@ class LosesAnAnswer:
                 client.sendall(data)
 
 
-def test_an_append_whose_answer_is_lost_is_there_once(start_server, random, tmp_path):
+def test_an_append_whose_answer_is_lost_is_applied_once(start_server, random, tmp_path):
     server = start_server()
     name = new_session(server, "float32")
     k, v = rows(random, "float32", 2, 60, 32), rows(random, "float32", 2, 60, 24)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout and masks of bits by every way in, against NumPy and against masks of numbers."""
+"""Dropout and masks of bits by every way to call, compared with NumPy and with masks of numbers."""
 
 
 import grpc
@@ -99,7 +99,7 @@ def test_bits_are_as_numbers(server, random, shape, kernel):
                            dropout_seed=5)
 
 
-def test_sessions_have_no_dropout(sessions_server, random):
+def test_dropout_on_sessions_is_refused(sessions_server, random):
     with sessions.client(sessions_server.address) as client:
         session = client.create()
         request = wire.pb.AttendRequest(dropout_p=0.5)

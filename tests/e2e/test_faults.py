@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients killed in the middle, and a server told to end in the middle: nothing stays behind."""
+"""Clients killed in the middle of a call, and a server stopped in the middle: nothing is left
+behind."""
 
 import contextlib
 import pathlib
@@ -49,7 +50,7 @@ def wait_until_nothing_is_held(server):
 @pytest.mark.parametrize("moment", ["upload", "answer"])
 @pytest.mark.parametrize("way", ["unary", "stream", "chunked"])
 def test_client_killed(start_server, way, moment):
-    """SIGKILL in the middle of a message: the memory comes back, others notice nothing."""
+    """SIGKILL in the middle of a message: the memory is freed, and other clients notice nothing."""
     server = start_server("--memory-budget", "128MiB")
     client = DoomedClient(server, way, moment)
     with contextlib.ExitStack() as stack:
@@ -63,7 +64,7 @@ def test_client_killed(start_server, way, moment):
         wire.assert_serves(server.address)
     wait_until_nothing_is_held(server)
     wire.assert_serves(server.address)
-    # Once, and not as if the server had refused it. On a stream there was no request yet.
+    # Counted once, and not as refused by the server. On a stream there was no request yet.
     cancelled = moment == "upload" and way != "stream"
     harness.wait_for("its end to be counted", lambda: cancelled ==
                      server.metric("attend_requests_total", code="CANCELLED"))
@@ -75,7 +76,7 @@ def test_client_killed(start_server, way, moment):
 
 
 def test_a_call_without_a_message(start_server):
-    """Its client is told what is wrong, not to try again."""
+    """Its client is told the reason, and not to retry."""
     server = start_server()
     with grpc.insecure_channel(server.address) as channel:
         call = channel.stream_unary(wire.ATTEND)
@@ -117,7 +118,7 @@ def striped(server, request, count):
 
 
 def test_sigterm_during_a_striped_upload(start_server):
-    """Every stream has the one status, and the server ends well, whatever is still being sent."""
+    """Every stream gets the same status, and the server ends well, whatever is still being sent."""
     server = start_server("--drain-timeout", "20")
     request = wire.small_request(seed=1, length=16384)  # 12 MiB
     chunks = list(chunks_of(request, 100_000))[:-1]  # never complete
@@ -133,7 +134,8 @@ def test_sigterm_during_a_striped_upload(start_server):
 
 
 def test_sigterm_behind_a_striped_upload(start_server):
-    """What is complete is computed and sent over all streams; who has not joined is sent away."""
+    """A complete request is computed and its answer sent over all streams; streams that have not
+    joined are refused."""
     server = start_server("--lanes", "1")
     request = wire.slow_request(seed=2, return_lse=True)
     with striped(server, request, 3) as (streams, token), wire.connect(server.address) as another:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three servers under load: who gets which calls, and what is lost when one drains, is killed, is
-cut off, or comes late. Every call is counted."""
+"""Three servers under load: how calls are distributed, and what is lost when one drains, is killed,
+is cut off, or starts late. Every call is counted."""
 
 import base64
 import concurrent.futures
@@ -107,7 +107,7 @@ def test_a_drain_loses_no_call(make_fleet, load):
              lambda: all(answered(s) > b + 50 for s, b in zip(staying, before)))
     step = running.stop()
     assert set(step["status"]) == {"OK"}, step["status"]
-    # What it was still sent when it no longer served was refused, and answered by another.
+    # Calls still sent to it after it stopped serving were refused, and answered by another server.
     assert step["retries"] <= 2 * CALLERS
     assert sum(counts(step).values()) == step["sent"]
 
@@ -146,7 +146,7 @@ def test_a_kill_loses_at_most_the_calls_in_flight(make_fleet, load):
     assert set(step["status"]) <= {"OK", "UNAVAILABLE"}
 
 
-def test_calls_that_were_in_flight_are_tried_elsewhere(make_fleet, load):
+def test_calls_in_flight_on_a_lost_server_are_retried_elsewhere(make_fleet, load):
     made = make_fleet()
     running = load(made.list, *ENDLESS, "--attempts", "5")
     wait_for("every server's calls", lambda: all(answered(server) for server in made.servers))
@@ -165,7 +165,7 @@ def names():
     made.close()
 
 
-def test_a_new_server_is_used_once_connections_are_of_age(make_fleet, load, names):
+def test_a_new_server_is_used_once_old_connections_expire(make_fleet, load, names):
     made = make_fleet("--max-connection-age", "1", servers=2)
     names.set("127.0.1.1", "127.0.1.2")
     running = load(names.target(made.port), *ENDLESS)
@@ -180,7 +180,7 @@ def test_a_new_server_is_used_once_connections_are_of_age(make_fleet, load, name
         assert 0 <= answered(server) - counts(step)[name] <= CALLERS, "but for the last ones"
 
 
-def test_connections_of_age_cut_no_stream_off(make_fleet):
+def test_expiring_connections_end_no_stream(make_fleet):
     server, = make_fleet("--max-connection-age", "0.2", servers=1).servers
     with wire.connect(server.address) as stub:
         requests = queue.SimpleQueue()
@@ -201,12 +201,12 @@ def test_connections_of_age_cut_no_stream_off(make_fleet):
         assert list(answers) == []
 
 
-# Asked after a second of silence; what waits for an answer meanwhile is tried elsewhere.
+# Pinged after a second of silence; calls that wait for an answer are retried elsewhere.
 ASKING = (*ENDLESS, "--attempts", "5", "--keepalive-time", "1", "--keepalive-timeout", "0.5")
 
 
 def assert_left_out_until_back(servers, running, cut, mend):
-    """Under a load that is ASKING, of the first server, which cut() cuts off until mend()."""
+    """With a load that is ASKING, of the first server, which cut() cuts off until mend()."""
     cut_off, *others = servers
     wait_for("every server's calls", lambda: all(answered(server) for server in servers))
     cut()
@@ -248,7 +248,7 @@ def test_a_server_behind_a_link_that_is_cut_is_left_out_and_comes_back(start_ser
         thread.submit(partition).result()
 
 
-def test_the_streams_of_one_upload_meet_on_one_server(make_fleet, load):
+def test_the_streams_of_one_upload_reach_one_server(make_fleet, load):
     made = make_fleet()
     # 32 MiB, which four streams bring, and long enough that each finds the request.
     step = load(made.list, "--count", "9", "--concurrency", "2", "--connections", "4",
@@ -345,7 +345,7 @@ def test_every_answer_names_its_server_and_its_load(start_server):
     assert load_told(server, "AttendStream")
 
 
-def test_servers_have_names_of_their_own(start_server):
+def test_server_ids_are_unique(start_server):
     names = set()
     for server in (start_server(), start_server()):
         with wire.connect(server.address) as stub:
@@ -373,8 +373,8 @@ def test_grpcs_python_spreads_calls_as_the_readme_says(make_fleet):
 
 @pytest.mark.parametrize("server, flags, said", [
     ("127.0.0.1:1,[::1]:1", (), "of IPv4 or of IPv6 addresses"),
-    ("127.0.0.1:1,localhost:1", (), "localhost is none"),
-    ("127.0.0.1:1,,127.0.0.2:1", (), "nothing before or after a comma"),
+    ("127.0.0.1:1,localhost:1", (), "localhost is not one"),
+    ("127.0.0.1:1,,127.0.0.2:1", (), "an empty entry before or after a comma"),
     ("10.0.0.1:1,127.0.0.1:1", ("--token-file", "token"), "in the clear"),
     ("127.0.0.1:1,127.0.0.2:1", ("--tls-ca", "system"), "tls_server_name"),
     ("127.0.0.1:1", ("--keepalive-time", "0.5"), "--keepalive-time"),

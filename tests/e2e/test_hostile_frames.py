@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP/2 that no client of gRPC's has a use for: it ends its connection before it costs much."""
+"""HTTP/2 frames that no gRPC client needs: they end their connection before they cost much."""
 
 import contextlib
 import itertools
@@ -16,7 +16,8 @@ import wire
 
 
 def flood(connection, pieces, bytes_max):
-    """Sends the pieces until the server ends the connection; fails if it takes so many bytes."""
+    """Sends the pieces until the server ends the connection; fails if it accepts this many
+    bytes."""
     connection.settimeout(30)
     sent = 0
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
@@ -48,14 +49,14 @@ def streams_without_end(kilobytes):
 
 
 def streams_after_an_even_one():
-    """Which gRPC ignores: the calls after it are new ones."""
+    """gRPC ignores this: the calls after it are new ones."""
     headers = hostile.call_headers("/a")
     yield hostile.frame(hostile.HEADERS, hostile.END_HEADERS, 0x7ffffffe, headers)
     yield from streams_without_end(8)
 
 
 def ends_of_one_call():
-    """DATA with nothing in it, which ends a call that has ended."""
+    """Empty DATA frames, which end a call that has ended."""
     yield hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
     yield hostile.frame(hostile.HEADERS, hostile.END_HEADERS, 1, hostile.call_headers("/a"))
     while True:
@@ -63,7 +64,7 @@ def ends_of_one_call():
 
 
 def headers_to_ended_streams():
-    """One call, and its headers again and again."""
+    """One call, and its headers repeatedly."""
     yield hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
     while True:
         yield hostile.frame(hostile.HEADERS, hostile.END_HEADERS | hostile.END_STREAM, 1,
@@ -85,8 +86,8 @@ def headers_to_ended_streams():
     pytest.param(streams_after_an_even_one(), id="even_stream"),
     pytest.param(ends_of_one_call(), id="ends"),
 ])
-def test_frames_that_no_client_needs_end_their_connection(start_server, pieces):
-    """gRPC 1.51 itself takes most of these for ever, and keeps what comes."""
+def test_useless_frames_end_their_connection(start_server, pieces):
+    """gRPC 1.51 itself accepts most of these forever, and keeps them."""
     server = start_server(*hostile.SMALL_LIMITS)
     wire.assert_serves(server.address)
     with hostile.grows_at_most(server, 64 << 20):
@@ -99,7 +100,7 @@ def test_frames_that_no_client_needs_end_their_connection(start_server, pieces):
 
 
 def test_calls_that_are_reset_at_once_take_little_memory(start_server):
-    """HTTP/2's rapid reset. A busy server may come to all of them late."""
+    """HTTP/2's rapid reset. A busy server may see all of them late."""
     server = start_server(*hostile.SMALL_LIMITS, "--log-level", "error")
     headers = hostile.call_headers(wire.ATTEND)
     wire.assert_serves(server.address)
@@ -115,7 +116,7 @@ def test_calls_that_are_reset_at_once_take_little_memory(start_server):
         wire.assert_serves(server.address)
 
 
-def test_a_method_that_does_not_exist_reads_no_message(start_server):
+def test_unknown_methods_read_no_message(start_server):
     """It has the bound of the method that takes least: 4 KiB."""
     server = start_server(*hostile.SMALL_LIMITS)
     hello = hostile.HELLO + hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
@@ -134,8 +135,8 @@ def test_a_method_that_does_not_exist_reads_no_message(start_server):
 TCP_ESTABLISHED, TCP_CLOSE = 1, 7  # as the kernel counts states
 
 
-def test_connections_that_are_ended_are_reset(start_server):
-    """Else a client whose bytes no longer fit the server's socket would wait for a minute."""
+def test_ended_connections_are_reset(start_server):
+    """Otherwise a client whose bytes no longer fit the server's socket would wait for a minute."""
     server = start_server(*hostile.SMALL_LIMITS)
     nothing = hostile.frame(2, 0, 1, bytes(5))
     with hostile.open_socket(server.address) as connection:
@@ -195,18 +196,18 @@ def test_open_calls_are_bounded_in_all_and_for_each_peer(start_server, tmp_path)
         assert server.metric("attend_connections_refused_total", reason="frames") == ended + 1
         assert error in server.log()
 
-    # A peer may have a quarter of all, and as many as one connection at least.
+    # A peer may have a quarter of all, but at least as many as one connection.
     with hostile.Http2(server.address) as held:
         first = open_streams(held, 6)
         with hold_streams(server.address, 2) as other:
-            opens_too_many(other, "more open calls than one peer may have")
+            opens_too_many(other, "more open calls than --max-calls-per-peer allows")
         with hold_streams(server.address, 2) as other:  # the other one's are open no longer
             held.reset(first)
             open_streams(held, 1)
-            opens_too_many(other, "more open calls than one peer may have")
+            opens_too_many(other, "more open calls than --max-calls-per-peer allows")
         wire.assert_serves(f"unix:{path}")
         with hold_streams(f"unix:{path}", 5) as other:  # the last is for peers that have none
-            opens_too_many(other, "more open calls than --max-calls")
+            opens_too_many(other, "more open calls than --max-calls allows")
     # Nor are those of connections that their clients or gRPC end, and of calls that are answered.
     for _ in range(5):
         hold_streams(server.address, 8).socket.close()
@@ -231,8 +232,8 @@ BULKY_METADATA = [(b"x%d" % i, b"v" * 1000) for i in range(9)]  # above what gRP
     pytest.param("/a", [], id="unknown_method"),
 ])
 def test_calls_that_end_by_themselves_take_little_memory(start_server, tmp_path, path, more):
-    """gRPC ends them, so that they are no open streams, and keeps some 20 KiB for each until the
-    server has come to it; the metadata too."""
+    """gRPC ends them, so that they are no longer open streams, and keeps some 20 KiB for each until
+    the server has processed it, including its metadata."""
     others = f"unix:{tmp_path}/a.sock"  # the attackers may have all calls that one peer may have
     server = start_server(*hostile.SMALL_LIMITS, "--max-streams", "128", "--log-level", "error",
                           listen=f"127.0.0.1:0,{others}")

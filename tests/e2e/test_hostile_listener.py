@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that take connections, threads and sockets: what bounds them, and that others are served
-meanwhile and after."""
+"""Clients that occupy connections, threads and sockets: their bounds, and that others are served
+meanwhile and afterwards."""
 
 import contextlib
 import itertools
@@ -27,7 +27,7 @@ HEALTH = "/grpc.health.v1.Health/"
 
 @contextlib.contextmanager
 def many(address, count, say=b""):
-    """So many connections; what the server closes at once is among them."""
+    """This many connections, including those that the server closes at once."""
     with contextlib.ExitStack() as stack:
         connections = []
         for _ in range(count):
@@ -38,7 +38,7 @@ def many(address, count, say=b""):
         yield connections
 
 
-def test_idle_sockets_do_not_end_accepting(start_server):
+def test_idle_sockets_do_not_stop_new_connections(start_server):
     """Twice as many as the process has descriptors; a newcomer takes the oldest one's place."""
     server = start_server(limits=hostile.descriptors_max(200))
     with many(server.address, 400):
@@ -53,7 +53,8 @@ def test_idle_sockets_do_not_end_accepting(start_server):
 
 
 def test_connections_to_shared_memory_leave_descriptors_for_calls(start_server, tmp_path):
-    """As many as its socket takes, and more sockets for calls than the process has descriptors."""
+    """As many as its socket accepts, and more sockets for calls than the process has
+    descriptors."""
     path = tmp_path / "regions" / "sock"
     server = start_server("--shared-memory", "--shared-memory-socket", path,
                           "--max-connections-per-peer", "500", limits=hostile.descriptors_max(500))
@@ -67,7 +68,7 @@ def test_connections_to_shared_memory_leave_descriptors_for_calls(start_server, 
             assert server.metric("attend_accept_errors_total") == 0
 
 
-def test_connections_that_speak_are_bounded_for_each_peer(start_server, tmp_path):
+def test_active_connections_are_bounded_for_each_peer(start_server, tmp_path):
     """Beyond the bound a socket is closed at once; other peers and the metrics are served."""
     path = tmp_path / "a.sock"
     server = start_server("--max-connections-per-peer", "5", listen=f"127.0.0.1:0,unix:{path}")
@@ -82,7 +83,7 @@ def test_connections_that_speak_are_bounded_for_each_peer(start_server, tmp_path
     wire.assert_serves(server.address)
 
 
-def test_connections_are_bounded_in_all(start_server, tmp_path):
+def test_connections_are_bounded_in_total(start_server, tmp_path):
     path = tmp_path / "a.sock"
     server = start_server("--max-connections", "4", "--max-connections-per-peer", "4",
                           listen=f"127.0.0.1:0,unix:{path}")
@@ -110,14 +111,15 @@ def test_half_open_and_idle_connections_end(start_server):
     wire.assert_serves(server.address)
 
 
-def test_half_sent_requests_keep_no_scrape_out(start_server):
+def test_incomplete_requests_do_not_block_scrapes(start_server):
     server = start_server()
     with many(server.metrics_address, 100, b"GET /metrics HTTP/1.1\r\n"):
         assert server.metric("attend_accepting") == 1
 
 
-def test_lack_of_descriptors_is_told_and_survived(start_server):
-    """gRPC's own listener never accepts again after it. Health says so, and that it is over."""
+def test_a_lack_of_descriptors_is_reported_and_survived(start_server):
+    """gRPC's own listener never accepts again after this. Health reports it, and when it is
+    over."""
     server = start_server()
     with grpc.insecure_channel(server.address) as channel:
         watch = channel.unary_stream(HEALTH + "Watch")(b"", timeout=60)
@@ -165,7 +167,7 @@ def test_reflection_streams_cost_no_threads(start_server):
     wire.assert_serves(server.address)
 
 
-def test_reflection_can_be_off(start_server):
+def test_reflection_can_be_disabled(start_server):
     server = start_server("--no-reflection")
     with grpc.insecure_channel(server.address) as channel:
         call = channel.stream_stream(REFLECTION)(iter([b"\x3a\x00"]), timeout=wire.SECONDS)
@@ -195,8 +197,8 @@ def server_of(user, threads_max):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a user of its own, whose threads are limited")
-def test_what_has_no_threads_does_not_start_and_what_has_started_serves():
-    """Every thread is made at the start: no call is the first to ask for one."""
+def test_without_threads_a_server_does_not_start_but_a_started_one_serves():
+    """Every thread is created at the start: no call needs a new one."""
     users = itertools.count(1_000_000 + 1000 * os.getpid())  # nobody's
 
     def serve(process, address):
@@ -246,25 +248,25 @@ def test_more_connections_than_descriptors_are_refused(tmp_path):
     code, said = failed_start(tmp_path, "--listen", "127.0.0.1:0", "--max-connections", "137",
                               descriptors=200)
     assert code == 1
-    assert said == ("attend-server: max-connections 137 must be at most 136, as the process may "
-                    "open 200 descriptors (ulimit -n)\n")
+    assert said == ("attend-server: max-connections is 137, must be at most 136: the process "
+                    "may open 200 descriptors (ulimit -n)\n")
     code, said = failed_start(tmp_path, "--listen", "127.0.0.1:0", "--max-connections", "181",
                               "--shared-memory", "--shared-memory-socket", tmp_path / "a" / "sock",
                               descriptors=500)
     assert code == 1
-    assert said == ("attend-server: max-connections 181 must be at most 180, as the process may "
-                    "open 500 descriptors (ulimit -n), 256 of them for connections to shared "
-                    "memory\n")
+    assert said == ("attend-server: max-connections is 181, must be at most 180: the process "
+                    "may open 500 descriptors (ulimit -n), 256 of them reserved for connections to "
+                    "shared memory\n")
 
 
 def test_a_unix_socket_has_one_server_at_a_time(start_server, tmp_path):
-    """Start the new one, then stop the old one: the new one says at once that it cannot."""
+    """A new server starts, then the old one stops: the new one reports at once that it cannot."""
     path = tmp_path / "a.sock"
     listen = f"unix:{path}"
     first = start_server(listen=listen)
     code, said = failed_start(tmp_path, "--listen", listen, "--metrics-listen", "off")
     assert code == 1
-    assert said == (f"attend-server: listen {listen} cannot be bound: another server owns it "
+    assert said == (f"attend-server: listen {listen} cannot be bound: another server is using it "
                     f"(it holds {path}.lock)\n")
     wire.assert_serves(listen)
     assert first.stop() == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that want the server's memory: none gets more than the documents say, none keeps it."""
+"""Clients that attack the server's memory: none gets more than documented, and none keeps it."""
 
 import contextlib
 import threading
@@ -48,7 +48,7 @@ BULKY = {
 
 @pytest.mark.parametrize("what", BULKY)
 @pytest.mark.parametrize("path", [wire.ATTEND, ATTEND_STREAM])
-def test_no_order_or_kind_of_fields_costs_more_than_twice_its_bytes(start_server, path, what):
+def test_fields_of_any_kind_and_order_cost_at_most_twice_their_bytes(start_server, path, what):
     """Three times where tensors come before the fields that say what they are."""
     server = start_server(*hostile.SMALL_LIMITS)
     wire.assert_serves(server.address)
@@ -66,7 +66,7 @@ def test_no_order_or_kind_of_fields_costs_more_than_twice_its_bytes(start_server
     wire.assert_serves(server.address)
 
 
-def test_millions_of_tiny_tiles_cost_what_the_budget_grants(start_server):
+def test_millions_of_tiny_tiles_stay_within_the_budget(start_server):
     server = start_server(*hostile.SMALL_LIMITS)
     wire.assert_serves(server.address)
     message = hostile.shape_request(1 << 20, 4, 1, 0, 1, 1).SerializeToString()
@@ -76,7 +76,7 @@ def test_millions_of_tiny_tiles_cost_what_the_budget_grants(start_server):
         assert send(server.address, message) == grpc.StatusCode.OK
 
 
-def test_readers_that_do_not_read_do_not_keep_a_draining_server(start_server):
+def test_stuck_readers_do_not_delay_a_drain(start_server):
     server = start_server(*hostile.SMALL_LIMITS, "--write-timeout", "1", "--drain-timeout", "60")
     with hostile.Http2(server.address, window=0) as reader:
         for path in (wire.ATTEND, ATTEND_STREAM):
@@ -94,7 +94,7 @@ def test_readers_that_do_not_read_do_not_keep_a_draining_server(start_server):
         assert server.stop() == 0, server.log()
 
 
-def test_readers_that_take_a_little_now_and_then_lose_their_call(start_server):
+def test_very_slow_readers_lose_their_call(start_server):
     """Small answers, taken one by one, with a large one behind them."""
     server = start_server("--memory-budget", "64MiB", "--cpu-threads", "2", "--write-timeout", "2")
     small = hostile.shape_request(1, 1, 40, 1, 1, 256, "float32").SerializeToString()  # 40 KiB
@@ -120,8 +120,8 @@ def test_readers_that_take_a_little_now_and_then_lose_their_call(start_server):
                          lambda: server.metric("attend_host_memory_used_bytes") == 0, 30)
 
 
-def test_all_at_once_take_what_the_documents_say_and_no_more(start_server):
-    """Unread answers, messages without an end, idle streams and bulky messages, together."""
+def test_all_attacks_together_take_at_most_the_documented_memory(start_server):
+    """Unread answers, incomplete messages, idle streams and bulky messages, together."""
     server = start_server(*hostile.SMALL_LIMITS, "--write-timeout", "0")
     budget = grpc_max = 64 * MIB  # the latter by default: four messages
     calls = 4 * 200

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that are not whole: how long they are kept, and how long they may be."""
+"""Incomplete messages: how long they are kept, and how long they may be."""
 
 import contextlib
 import itertools
@@ -24,7 +24,7 @@ ALONE = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_r
 
 
 def call(path, data):
-    """The bytes of a connection with one call on it, of which so much of a message comes."""
+    """The bytes of a connection with one call, including this much of a message."""
     return (hostile.HELLO + SETTINGS_ACK +
             hostile.frame(hostile.HEADERS, hostile.END_HEADERS, 1, hostile.call_headers(path)) +
             hostile.frame(hostile.DATA, 0, 1, data))
@@ -36,7 +36,7 @@ def closed(server, reason):
 
 @pytest.fixture(params=("plain", "tls"))
 def start(request, start_server, ca):
-    """A server with that time for messages, and what opens sockets to it."""
+    """A server with this timeout for messages, and a function that opens sockets to it."""
     def started(seconds, *flags):
         tls = ca.serve() if request.param == "tls" else ()
         server = start_server(*tls, *hostile.SMALL_LIMITS, "--message-timeout", seconds, *flags)
@@ -47,7 +47,7 @@ def start(request, start_server, ca):
 
 
 def wait_for_stalls(server, connect, number):
-    """Lets a message stall, one after the other."""
+    """Stalls one message after the other."""
     before = closed(server, "stalled")
     for turn in range(number):
         with connect() as stalling:
@@ -77,8 +77,8 @@ def test_connections_whose_message_stalls_end(start):
     harness.wait_for("none to be left", lambda: server.metric("attend_connections") == 0)
 
 
-def test_what_waits_between_messages_does_not_stall(start):
-    """Streams are idle for as long as they like, and a call waits for its answer."""
+def test_idle_streams_between_messages_do_not_time_out(start):
+    """Streams may be idle for any time, and a call may wait for its answer."""
     server, connect = start("0.4")
     with connect() as stream:
         message = hostile.grpc_message(wire.small_request().SerializeToString())
@@ -91,9 +91,10 @@ def test_what_waits_between_messages_does_not_stall(start):
             "attend_requests_total", code="OK") == 2)
 
 
-def test_who_waits_for_the_server_does_not_stall(start_server):
-    """A stream that is not read, as too much of it is unanswered, has half a message on its way."""
-    # Long enough for what this client itself sends on a busy machine.
+def test_messages_that_wait_for_the_server_do_not_time_out(start_server):
+    """A stream that the server does not read, because too much of it is unanswered, has half a
+    message in flight."""
+    # Long enough for this client's own sending on a busy machine.
     server = start_server(*hostile.SMALL_LIMITS, "--message-timeout", "2", "--lanes", "1")
     endless = hostile.shape_request(1, 1, 1 << 19, 1 << 19, 1, 1).SerializeToString()
     with hostile.Sender(server.address, SERVICE + "AttendStream") as sender:
@@ -115,7 +116,7 @@ def test_who_waits_for_the_server_does_not_stall(start_server):
     harness.wait_for("the lane to be free", lambda: server.metric("attend_lanes_busy") == 0, 30)
 
 
-def test_what_waits_for_its_turn_on_a_busy_connection_does_not_stall(start_server):
+def test_messages_on_a_busy_connection_do_not_time_out(start_server):
     """A client that sends one message after the other over a slow link."""
     server = start_server(*hostile.SMALL_LIMITS, "--message-timeout", "3")
     with hostile.Sender(server.address, wire.ATTEND) as sender:
@@ -134,8 +135,8 @@ def test_what_waits_for_its_turn_on_a_busy_connection_does_not_stall(start_serve
     wire.assert_serves(server.address)
 
 
-def test_a_message_is_refused_by_what_it_says_of_its_length(start):
-    """Far above what its method takes; nothing else of it needs to come."""
+def test_a_too_long_message_is_refused_by_its_declared_length(start):
+    """Far above its method's limit; the rest of it need not arrive."""
     server, connect = start("60", "--oip")
     served = [(SERVICE + "AttendStream", 33 * MIB), (wire.ATTEND, 33 * MIB),
               (INFER_STREAM, 33 * MIB), (SERVICE + "AttendChunked", 9 * MIB),
@@ -153,8 +154,8 @@ def test_a_message_is_refused_by_what_it_says_of_its_length(start):
     assert closed(server, "frames") == closed(server, "stalled") == 0
 
 
-def test_a_message_of_a_stream_that_is_too_long_is_told(start_server):
-    """Up to twice what it may have, and the stream goes on where each message is a request."""
+def test_a_too_long_message_of_a_stream_is_reported(start_server):
+    """Up to twice the limit, and the stream continues if each message is a request."""
     server = start_server(*hostile.SMALL_LIMITS)
     with wire.connect(server.address) as service:
         long = wire.pb.AttendRequest(raw=[bytes(24 * MIB)])
@@ -207,7 +208,7 @@ def test_unfinished_messages_of_one_peer_end_no_calls_of_others(start_server, pa
     assert 'reason="messages" peer="127.0.0.1"' not in server.log()
 
 
-def test_one_peer_may_have_several_large_messages_under_way(start_server):
+def test_one_peer_may_have_several_large_messages_in_flight(start_server):
     server = start_server(*hostile.SMALL_LIMITS)
     with contextlib.ExitStack() as stack:
         halves = [stack.enter_context(hostile.Sender(server.address, wire.ATTEND))

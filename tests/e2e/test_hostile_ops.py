@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients, supervisors and log rotation do to a server's log and life."""
+"""Clients, supervisors and log rotation acting on a server's log and life."""
 
 import json
 import signal
@@ -41,11 +41,11 @@ def test_bad_requests_write_few_lines_that_are_json_and_cannot_be_forged(start_s
         assert line["level"] == "warn" and line["code"] == "INVALID_ARGUMENT"
         assert line["tenant"] == "team" and "softcap" in line["error"]
         assert isinstance(line["id"], int) and line["peer"]
-    # Who reads the log alone learns how many there were.
+    # The log alone shows how many there were.
     assert sum(line.get("lines", 0) for line in lines) == suppressed
 
 
-def test_text_log_quotes_what_clients_say(start_server):
+def test_text_logs_quote_client_data(start_server):
     server = start_server()
     with wire.connect(server.address) as service:
         for one in EVIL_IDS:
@@ -59,7 +59,7 @@ def test_text_log_quotes_what_clients_say(start_server):
     assert r'request_id="x code=OK message=\"fine\" peer=1.2.3.4" code="INV' in lines[0]
 
 
-def test_sighup_makes_a_rotated_log_anew_and_ends_nothing(start_server, tmp_path):
+def test_sighup_recreates_a_rotated_log_and_ends_nothing(start_server, tmp_path):
     path = tmp_path / "attend.log"
     server = start_server("--log-file", path)
     harness.wait_for("its lines", lambda: "serving" in path.read_text())
@@ -73,7 +73,7 @@ def test_sighup_makes_a_rotated_log_anew_and_ends_nothing(start_server, tmp_path
     assert "serving" in (tmp_path / "attend.log.1").read_text()
 
 
-def test_sighup_without_a_log_file_is_ignored_and_said_once(start_server):
+def test_sighup_without_a_log_file_is_ignored_and_logged_once(start_server):
     server = start_server()
     for _ in range(3):
         server.signal(signal.SIGHUP)
@@ -83,8 +83,8 @@ def test_sighup_without_a_log_file_is_ignored_and_said_once(start_server):
     assert server.log().count("SIGHUP") == 1
 
 
-def test_two_sigterms_at_once_are_one_wish(start_server):
-    """Supervisors signal a process and its group: what was accepted is answered all the same."""
+def test_two_sigterms_at_once_count_as_one(start_server):
+    """Supervisors signal a process and its group: accepted requests are answered all the same."""
     server = start_server("--lanes", "1")
     with wire.connect(server.address) as service:
         slow = service.Attend.future(wire.slow_request(), timeout=60)
@@ -97,7 +97,7 @@ def test_two_sigterms_at_once_are_one_wish(start_server):
 
 
 @pytest.mark.parametrize("flag", ["--log-file", "--ready-file"])
-def test_a_missing_folder_is_an_error_and_is_not_made(flag, tmp_path):
+def test_a_missing_log_folder_is_an_error_and_not_created(flag, tmp_path):
     missing = tmp_path / "missing"
     done = subprocess.run([harness.binary("attend-server"), "--device", "cpu", "--listen",
                            "127.0.0.1:0", "--metrics-listen", "off", flag, missing / "file"],

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strangers who hold connections where calls need credentials: they keep no caller out. And
-callers who send what their method does not take."""
+"""Unauthenticated clients that hold connections where calls need credentials: they cannot lock
+callers out. And callers that send more than their method accepts."""
 
 import contextlib
 
@@ -16,13 +16,13 @@ from strangers import TENANTS, TOKENS, TOKENS_FILE, Stream, bearer, refusal
 CODE = grpc.StatusCode
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 SERVING = b"\x08\x01"
-# A connection for each channel.
+# One connection per channel.
 ALONE = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 
 
 @pytest.fixture(params=("tls", "plain"))
 def start(request, start_server, ca, tmp_path):
-    """A server that asks who calls, and what opens channels to it."""
+    """A server that authenticates callers, and a function that opens channels to it."""
     (tmp_path / "tokens").write_text(TOKENS_FILE)
 
     def started(*flags):
@@ -45,8 +45,8 @@ SMALL = [("/attend.v1.AttentionService/GetServerInfo", "blue"),
 
 
 def send_large(server, connect, of):
-    """To each small method twice 32 MiB, which are not kept. `connect` makes channels, `of` the
-    metadata of a caller."""
+    """Twice 32 MiB to each small method, which are not kept. `connect` makes channels, `of` a
+    caller's metadata."""
     def ask(path, name, number):
         with connect() as channel:
             return strangers.ask(channel, path, of(name), bytes(number)).code
@@ -65,17 +65,17 @@ def ended(server):
 
 
 def open_stream(channel):
-    """A caller's, on which a request was answered."""
+    """A caller's connection, on which a request was answered."""
     stream = Stream(wire.stub.AttentionServiceStub(channel).AttendStream, TOKENS["blue"])
     stream.ask(wire.small_request())
     return stream
 
 
-def test_connections_on_which_nobody_calls_end(start):
+def test_connections_without_calls_time_out(start):
     server, channel = start("--first-call-timeout", "0.5")
     with channel() as callers, channel() as watching, channel() as strange:
         stream = open_stream(callers)
-        # As callers do who have nothing to ask, and health checks have no credentials.
+        # Idle callers do the same, and health checks have no credentials.
         health = watching.unary_stream(WATCH)(b"", timeout=wire.SECONDS)
         assert next(health) == SERVING
         for turn in (1, 2):  # it connects again
@@ -94,9 +94,9 @@ def test_connections_on_which_nobody_calls_end(start):
     assert 'connection closed reason="stranger" peer="127.0.0.1"' in server.log()
 
 
-def test_who_is_a_caller_no_more_is_a_stranger_again(start, tmp_path):
-    """Its connection ends, though a call was let in on it once; those of others stay, however long
-    they say nothing."""
+def test_a_connection_whose_caller_is_removed_times_out(start, tmp_path):
+    """Its connection ends, although a call on it was accepted once; those of others stay, however
+    long they are idle."""
     server, channel = start("--first-call-timeout", "0.5")
 
     def let_in(*names):
@@ -120,8 +120,8 @@ def test_who_is_a_caller_no_more_is_a_stranger_again(start, tmp_path):
         call(stays, "green")
 
 
-def test_strangers_make_room_for_callers(start):
-    """However many connections they hold, and however long they may."""
+def test_unauthenticated_connections_make_room_for_callers(start):
+    """Whatever the number and age of their connections."""
     server, channel = start("--max-connections", "8", "--max-connections-per-peer", "8",
                             "--first-call-timeout", "3600")
     with contextlib.ExitStack() as stack:
@@ -194,8 +194,8 @@ def test_the_oldest_watch_makes_room(start):
         stream.close()
 
 
-def test_no_peer_ends_the_watch_of_another(start, tmp_path):
-    """A Unix socket's user is another peer than 127.0.0.1."""
+def test_a_peers_watches_do_not_end_anothers(start, tmp_path):
+    """The user of a Unix socket is another peer than 127.0.0.1."""
     path = f"unix:{tmp_path}/socket"
     _, channel = start("--listen", path, "--max-connections", "140", "--max-connections-per-peer",
                        "140", "--max-calls", "2000", "--max-calls-per-peer", "2000")
@@ -214,7 +214,7 @@ def test_no_peer_ends_the_watch_of_another(start, tmp_path):
         assert not first.done()
 
 
-def test_without_tokens_nobody_is_a_stranger(start_server):
+def test_without_tokens_connections_do_not_time_out(start_server):
     server = start_server("--first-call-timeout", "0.1", "--max-connections", "2",
                           "--max-connections-per-peer", "2")
     with grpc.insecure_channel(server.address, options=ALONE) as channel, \
@@ -231,7 +231,7 @@ def test_without_tokens_nobody_is_a_stranger(start_server):
         "attend_connections_refused_total", reason="peer_limit") >= 1
 
 
-def test_callers_send_small_methods_no_large_messages(start):
+def test_small_methods_refuse_large_messages_of_callers(start):
     server, connect = start("--oip", "--session-memory=16MiB")
     send_large(server, connect, lambda name: bearer(TOKENS[name]))
     # A request may have 16 MiB.
@@ -241,7 +241,7 @@ def test_callers_send_small_methods_no_large_messages(start):
             assert answer.code == code
 
 
-def test_without_tokens_small_methods_read_no_large_messages(start_server, tmp_path):
+def test_small_methods_refuse_large_messages_without_tokens(start_server, tmp_path):
     server = start_server("--oip", "--session-memory=16MiB", *hostile.SMALL_LIMITS,
                           listen=f"127.0.0.1:0,unix:{tmp_path}/attend.sock")
     send_large(server, lambda: grpc.insecure_channel(f"unix:{tmp_path}/attend.sock"),

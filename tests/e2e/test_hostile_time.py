@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one caller can take of the server's time: it ends when nobody wants it any more."""
+"""The server's time that one caller can take: work ends when it is no longer wanted."""
 
 import grpc
 import pytest
@@ -39,7 +39,7 @@ def server(start_server):
 
 
 @pytest.mark.parametrize("kernel", ["cpu_flash", "cpu_reference"])
-def test_a_deadline_stops_what_runs(server, kernel):
+def test_a_deadline_stops_a_running_request(server, kernel):
     length = {"cpu_flash": ENDLESS["length"], "cpu_reference": 1 << 17}[kernel]
     request = wire.small_request(length=length, dim=1, kernel=kernel)
     with wire.connect(server.address) as service:
@@ -49,7 +49,7 @@ def test_a_deadline_stops_what_runs(server, kernel):
         service.Attend(wire.small_request(length=2048, dim=64), timeout=wire.SECONDS)
 
 
-def test_a_cancelled_call_and_stream_stop_what_runs(server):
+def test_cancelled_calls_and_streams_stop_running_requests(server):
     with wire.connect(server.address) as service:
         call = service.Attend.future(wire.small_request(**ENDLESS), timeout=600)
         runs(server)
@@ -62,7 +62,7 @@ def test_a_cancelled_call_and_stream_stop_what_runs(server):
     assert server.metric("attend_requests_total", code="CANCELLED") == 2
 
 
-def test_what_would_take_hours_is_refused(server):
+def test_requests_that_would_take_hours_are_refused(server):
     with wire.connect(server.address) as service:
         limits = service.GetServerInfo(wire.pb.GetServerInfoRequest(), timeout=wire.SECONDS).limits
         assert limits.request_gflop_max == 2 * 90 * 600
@@ -77,7 +77,7 @@ def test_what_would_take_hours_is_refused(server):
     is_idle(server)
 
 
-def test_unwanted_checks_are_dropped_with_their_memory(start_server):
+def test_unwanted_checks_are_dropped_and_their_memory_freed(start_server):
     server = start_server(*hostile.SMALL_LIMITS, "--max-checks", "16")
     # Each takes the checker a second or two.
     request = wire.small_request(length=8192, dim=1, check=True, softcap=30.0)
@@ -93,7 +93,7 @@ def test_unwanted_checks_are_dropped_with_their_memory(start_server):
     assert server.metric("attend_rejected_requests_total", reason="queue_full") == 0
 
 
-def test_deadlines_of_clients_count_as_such(server):
+def test_clients_deadlines_are_counted_as_such(server):
     with wire.connect(server.address) as service:
         call = service.Attend.future(wire.small_request(**ENDLESS), timeout=600)
         runs(server)

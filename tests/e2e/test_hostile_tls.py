@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ends connections without TLS ends them with TLS too, where it is encrypted; and what may be
-done with handshakes."""
+"""Attacks that end connections without TLS end them with TLS too, where it is encrypted; and
+attacks on handshakes."""
 
 import contextlib
 import itertools
@@ -90,7 +90,7 @@ def test_half_open_handshakes_end(start_server, ca):
             assert hostile.ended(connection)
 
 
-def test_floods_of_handshakes_keep_nobody_out(start_server, ca):
+def test_floods_of_handshakes_do_not_block_others(start_server, ca):
     """They take the places of one peer, whose oldest give way."""
     server = start_server(*hostile.SMALL_LIMITS, *ca.serve(), "--max-connections", "32",
                           "--max-connections-per-peer", "16", listen="127.0.0.1:0,[::1]:0")
@@ -106,7 +106,7 @@ def test_floods_of_handshakes_keep_nobody_out(start_server, ca):
     assert server.metric("attend_connections_refused_total", reason="stranger") >= 48 - 32
 
 
-def test_handshakes_of_one_peer_keep_no_other_waiting(start_server, ca):
+def test_handshakes_of_one_peer_do_not_delay_others(start_server, ca):
     """With a key that takes milliseconds, 600 ClientHellos of one peer are more than a server
     answers before a handshake's time is over. A client of another's is answered in between."""
     cert, key = ca.issue("slow", usage="serverAuth", key=("RSA", "rsa_keygen_bits:4096"))
@@ -126,7 +126,7 @@ def test_handshakes_of_one_peer_keep_no_other_waiting(start_server, ca):
 
 
 def test_handshakes_of_many_peers_make_room(start_server, ca):
-    """Clients that say all of a ClientHello, and nothing more, take every place."""
+    """Clients that send a ClientHello and nothing more take every place."""
     server = start_server(*hostile.SMALL_LIMITS, *ca.serve(), "--max-connections", "32",
                           "--max-connections-per-peer", "8")
     said = client_hello(ca)
@@ -152,7 +152,7 @@ def test_handshakes_of_many_peers_make_room(start_server, ca):
 
 
 def test_renegotiation_is_refused(start_server, ca):
-    """OpenSSL's client gives up with the first refusal."""
+    """OpenSSL's client gives up at the first refusal."""
     server = start_server(*hostile.SMALL_LIMITS, *ca.serve())
     client = subprocess.Popen(
         ["openssl", "s_client", "-connect", server.address, "-alpn", "h2", "-tls1_2", "-CAfile",

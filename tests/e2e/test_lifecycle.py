@@ -78,9 +78,9 @@ def test_deadline_passes_while_the_lane_is_busy(start_server):
     assert dropped == 1
 
 
-def test_what_cannot_be_in_time_is_refused_on_arrival(start_server):
-    """By how long one like it took. What has no chance even alone is told that another try is of no
-    use; what only comes at a bad time, when to come back."""
+def test_requests_that_cannot_be_in_time_are_refused_on_arrival(start_server):
+    """Estimated from the duration of a similar one. A request with no chance even alone has no
+    retry hint; one that comes at a bad time has one."""
     server = start_server("--lanes", "1")
     with wire.connect(server.address) as service:
         begin = time.monotonic()
@@ -117,7 +117,7 @@ def test_cancelled_call_leaves_the_queue(start_server):
     assert server.metric("attend_kernel_requests_total") == 2
 
 
-def test_priority_before_arrival(start_server):
+def test_higher_priority_runs_before_earlier_arrival(start_server):
     server = start_server("--lanes", "1", "--max-batch-requests", "1")
     order = []
     with wire.connect(server.address) as service, busy(server, service) as slow:
@@ -252,7 +252,7 @@ def test_drain_timeout(start_server):
         assert code_of(slow) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_systemd_is_told(start_server, tmp_path):
+def test_systemd_is_notified(start_server, tmp_path):
     """sd_notify's datagrams: READY once the server serves, STOPPING with the time that it may take
     as soon as it drains."""
     path = tmp_path / "notify"
@@ -275,10 +275,10 @@ def test_systemd_is_told(start_server, tmp_path):
             manager.recv(4096)
 
 
-def test_a_service_manager_that_is_gone_stops_nobody(start_server, tmp_path):
+def test_a_missing_service_manager_does_no_harm(start_server, tmp_path):
     server = start_server(env={"NOTIFY_SOCKET": str(tmp_path / "gone")})
     wire.assert_serves(server.address)
-    assert "the service manager was not told" in server.log()
+    assert "cannot notify the service manager" in server.log()
     assert server.stop() == 0
 
 
@@ -307,7 +307,7 @@ def test_kill_and_restart_on_the_same_port(start_server):
 
 
 def test_port_taken(start_server, tmp_path):
-    """A second server on a taken port says so in one line and ends with a code of its own."""
+    """A second server on a taken port reports it in one line and ends with its own exit code."""
     server = start_server()
     with pytest.raises(AssertionError, match="ended at once"):
         harness.Server(tmp_path / "second", listen=server.address)
@@ -316,7 +316,7 @@ def test_port_taken(start_server, tmp_path):
     wire.assert_serves(server.address)
 
 
-def test_a_server_that_died_is_told_of_with_its_log(start_server):
+def test_the_death_of_a_server_is_reported_with_its_log(start_server):
     """By what reads its process or its metrics."""
     server = start_server()
     harness.wait_for("the log's thread", lambda: "serving gRPC" in server.log())
@@ -346,7 +346,7 @@ def test_probes_fail_while_no_thread_answers(start_server):
 
     with harness.at_once(1, send_bad_call):
         harness.wait_for("/healthz to fail",
-                         lambda: probe("/healthz") == "503 calls are not answered\n", 90)
+                         lambda: probe("/healthz") == "503 the server does not answer calls\n", 90)
         assert probe("/readyz") == "503 not ready\n"
     server.signal(signal.SIGUSR1)
     harness.wait_for("/healthz to be well", lambda: probe("/healthz") == "ok\n")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant may take (--limits): each limit refuses by its name and bound, says when to come
-again, and lets through afterwards; SIGHUP changes limits while calls are in flight."""
+"""Tenant limits (--limits): each limit refuses by name and bound, gives a retry hint, and admits
+again afterwards; SIGHUP changes limits while calls are in flight."""
 
 import contextlib
 import signal
@@ -60,8 +60,8 @@ SMALL += [f"/inference.GRPCInferenceService/{name}" for name in (
 
 
 def test_small_calls_take_a_place_in_flight(start_server, tmp_path):
-    """All but those that say how the server is and what the limits are, and those that keep and
-    end sessions."""
+    """Except those that report the server's state and limits, and those that keep and end
+    sessions."""
     server = start_server(*Limits(tmp_path, "[a]\nrequests-in-flight = 1\n").flags, "--oip",
                           "--session-memory=16MiB")
     with wire.connect(server.address) as service, \
@@ -85,7 +85,7 @@ def test_small_calls_take_a_place_in_flight(start_server, tmp_path):
     assert server.metric("attend_tenant_limited_total", tenant="a",
                          limit="in_flight") == len(SMALL)
     assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == len(SMALL)
-    # They are no requests, so they take nothing from what requests fail.
+    # They are not requests, so they do not count among failed requests.
     assert server.metric("attend_tenant_limited_requests_total") == 0
     assert server.metric("attend_requests_total", code="RESOURCE_EXHAUSTED") == 0
     small = {"tenant": "a", "code": "RESOURCE_EXHAUSTED"}
@@ -95,7 +95,8 @@ def test_small_calls_take_a_place_in_flight(start_server, tmp_path):
 
 
 def test_sessions_are_kept_and_freed_while_all_places_are_taken(start_server, tmp_path):
-    """A client asks once to free one, so what refuses it leaves the session its memory."""
+    """A client asks only once to free a session, so a refusal would leave the session its
+    memory."""
     server = start_server(*Limits(tmp_path, "[a]\nrequests-in-flight = 1\n").flags,
                           "--session-memory=16MiB")
     with wire.connect(server.address) as service, sessions.client(server.address, "a") as calls:
@@ -110,7 +111,7 @@ def test_sessions_are_kept_and_freed_while_all_places_are_taken(start_server, tm
 
 
 def test_small_calls_are_charged_and_no_rate_refuses_them(start_server, tmp_path):
-    """A session must not lose its lease, nor memory stay taken, because its tenant is in debt."""
+    """A session must not lose its lease, nor memory stay in use, because its tenant is in debt."""
     limits = Limits(tmp_path, SLOW_BYTES)
     server = start_server(*limits.flags, "--session-memory=16MiB")
     with wire.connect(server.address) as service, sessions.client(server.address, "a") as calls:
@@ -150,7 +151,7 @@ def test_rates(start_server, tmp_path, key, name, rate):
         attend(service, request)
         details, pushback_ms = refused(service, request)
         assert f"tenant limit {key}" in details
-        assert f"come again in {pushback_ms} ms" in details and 1000 < pushback_ms < 1e7
+        assert f"retry in {pushback_ms} ms" in details and 1000 < pushback_ms < 1e7
         attend(service, request, "b")
         used = server.metric("attend_tenant_used", tenant="a", limit=name)
         assert used > server.metric("attend_tenant_limit", tenant="a", limit=name)
@@ -168,7 +169,7 @@ def test_bytes_are_those_of_the_tensors(start_server, tmp_path):
     assert 0 <= 4 * 16 * 64 * 4 - used < 60  # one comes back each second
 
 
-def test_streams_of_requests_say_when_to_come_again(start_server, tmp_path):
+def test_refusals_on_streams_have_a_retry_hint(start_server, tmp_path):
     server = start_server(*Limits(tmp_path, "bytes-per-second = 1000\n").flags)
     requests = [wire.small_request(length=256, request_id=str(n)) for n in range(3)]
     with wire.connect(server.address) as service:
@@ -222,7 +223,7 @@ def charged(server):
 SLOW_BYTES = "bytes-per-second = 1\nbytes-burst = 1GiB\n"
 
 
-def test_what_the_server_refuses_is_charged_what_came(start_server, tmp_path):
+def test_refused_requests_are_charged_their_received_bytes(start_server, tmp_path):
     """Its message, but neither its answer nor its cost."""
     limits = Limits(tmp_path, SLOW_BYTES + "[a]\ngflop-per-second = 1\n")
     server = start_server(*limits.flags, "--max-queue=1", "--lanes=1")
@@ -243,7 +244,7 @@ def test_what_the_server_refuses_is_charged_what_came(start_server, tmp_path):
 
 @pytest.mark.parametrize("wrong", ["too large", "cannot be read", "not valid", "no such region",
                                    "no such session", "no place"])
-def test_what_is_wrong_is_charged_what_came(start_server, tmp_path, wrong):
+def test_invalid_requests_are_charged_their_received_bytes(start_server, tmp_path, wrong):
     """Each of these messages is read whole."""
     limits = Limits(tmp_path, SLOW_BYTES)
     server = start_server(*limits.flags, "--max-request-bytes=1MiB", "--session-memory=16MiB",
@@ -294,8 +295,8 @@ def test_sessions(start_server, tmp_path):
 
 
 def test_session_memory(start_server, tmp_path, random):
-    """Its own idle sessions make room; what does not fit even so is refused, and costs others
-    nothing."""
+    """Its own idle sessions make room; an append that still does not fit is refused, and costs
+    others nothing."""
     limits = Limits(tmp_path, "[a]\nsession-memory = 256KiB\n")
     server = start_server(*limits.flags)
     row_bytes = sessions.KV_HEADS * (sessions.DIM + sessions.DIM_V) * 4
@@ -313,7 +314,7 @@ def test_session_memory(start_server, tmp_path, random):
         request, _ = sessions.step(random, [third], 2 * rows, 1)
         details = sessions.refused(grpc.StatusCode.RESOURCE_EXHAUSTED, a.attend, request)
         assert "tenant limit session-memory: " in details and str(256 << 10) in details
-        # Nothing went for what was refused.
+        # Nothing was evicted for the refused one.
         assert server.metric("attend_sessions_evictions_total") == 1
         assert server.metric("attend_tenant_limited_total", tenant="a",
                              limit="session_memory") == 1

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant may hold (--limits): shared memory and connections; and what GetServerInfo tells
-callers of their limits."""
+"""What a tenant may hold (--limits): shared memory and connections; and how GetServerInfo reports
+limits to callers."""
 
 import contextlib
 import json
@@ -63,8 +63,8 @@ def test_shared_memory(start_server, tmp_path):
     other.close()
 
 
-def test_no_tenant_keeps_shared_memory_from_another(start_server, tmp_path):
-    """A quarter of the bytes, and of the connections, is for each of two tenants alone."""
+def test_each_tenant_has_its_part_of_shared_memory(start_server, tmp_path):
+    """A quarter of the bytes and of the connections is reserved for each of two tenants."""
     tokens, flags = give_tokens(tmp_path, "compute")
     path = tmp_path / "regions" / "sock"
     server = start_server("--tenant=a=1,b=1", *flags, "--shared-memory", "--shared-memory-socket",
@@ -88,51 +88,53 @@ def test_no_tenant_keeps_shared_memory_from_another(start_server, tmp_path):
 
     many = [client("a") for _ in range(192)]
     refused = strangers.Regions(path)
-    assert "the tenant has 192, its own part is 64" in refused.identify(tokens["a"]).error.message
+    message = refused.identify(tokens["a"]).error.message
+    assert "the tenant has 192, its reserved share is 64" in message
     refused.close()
     held = [create(each).created.token for each in many[:3]]
     assert all(held)
     full = create(many[3]).error
     assert full.code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
-    assert f"the tenant has {3 << 20}, its own part is {1 << 20}" in full.message
+    assert f"the tenant has {3 << 20}, its reserved share is {1 << 20}" in full.message
     other, second = client("b"), client("b")
     region = create(other).created.token
     attend("b", region)
     for token in held:
         attend("a", token)  # none has made room
-    assert "its own part is" in create(second).error.message
+    assert "its reserved share is" in create(second).error.message
     assert many[0].ask(release=wire.shm.ReleaseRegion(token=held[0])).HasField("released")
     assert create(second).HasField("created"), "of what is in common"
     for each in (*many, other, second):
         each.close()
 
 
-def test_what_never_fits_a_tenants_memory_names_its_parts(start_server):
-    """A quarter of the budget is for each of two tenants, and half is in common."""
+def test_requests_beyond_a_tenants_memory_name_its_parts(start_server):
+    """A quarter of the budget is reserved for each of two tenants, and half is common."""
     server = start_server("--memory-budget=1MiB", "--tenant=a=1")
-    assert "memory of one tenant alone: default 256KiB, a 256KiB; in common: 512KiB" in server.log()
+    assert "memory reserved per tenant: default 256KiB, a 256KiB; common: 512KiB" in server.log()
     inputs, answer = 3 * 1024 * 64 * 4, 1024 * 64 * 4
     with wire.connect(server.address) as service:
         with pytest.raises(grpc.RpcError) as failure:
             attend(service, wire.small_request(length=1024))
         assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert failure.value.details() == (
-            f"the request's tensors take {inputs} bytes and its answer {answer}, and they must "
+            f"the request's tensors take {inputs} bytes and its answer {answer}, and both must "
             f"fit, each in one piece, into the tenant's part of the memory budget of {1 << 20}, "
-            f"which has {256 << 10}, and the common one of {512 << 10}")
+            f"which has {256 << 10}, and its common part of {512 << 10}")
         attend(service, wire.small_request(length=512))
 
 
 def test_with_tokens_default_has_a_part_only_if_it_is_named(start_server, tmp_path):
-    """Nobody may be it. Who becomes it while the server runs gets what others leave."""
+    """No caller may be it. A caller that becomes it while the server runs gets what others
+    leave."""
     tokens, flags = give_tokens(tmp_path, "compute")
     named = start_server("--memory-budget=1536KiB", "--tenant=default=1,a=1,b=1", *flags)
     assert "tenants: default=1, a=1, b=1;" in named.log()
-    assert "memory of one tenant alone: default 256KiB, a 256KiB, b 256KiB;" in named.log()
+    assert "memory reserved per tenant: default 256KiB, a 256KiB, b 256KiB;" in named.log()
     named.stop()
     server = start_server("--memory-budget=1536KiB", "--tenant=a=1,b=1", *flags)
     assert "tenants: default=0, a=1, b=1;" in server.log()
-    assert ("memory of one tenant alone: default 0B, a 384KiB, b 384KiB; in common: 768KiB"
+    assert ("memory reserved per tenant: default 0B, a 384KiB, b 384KiB; common: 768KiB"
             in server.log())
     late = strangers.token()
     (tmp_path / "new").write_text((tmp_path / "tokens").read_text() +
@@ -152,8 +154,8 @@ OWN = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
 
 
 @pytest.mark.parametrize("why", ["scope", "another tenant", "connections"])
-def test_known_callers_that_are_refused_are_charged_what_came(start_server, tmp_path, why):
-    """They are asked for at the headers, and nothing of the messages is kept."""
+def test_refused_callers_are_charged_their_received_bytes(start_server, tmp_path, why):
+    """The check is at the headers, and nothing of the messages is kept."""
     tokens, flags = give_tokens(tmp_path, "info" if why == "scope" else "compute")
     limits = Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\nconnections = 1\n")
     server = start_server(*limits.flags, *flags)
@@ -201,7 +203,7 @@ def test_reflection_is_charged_what_it_reads_and_answers(start_server, tmp_path)
 
 @pytest.mark.parametrize("way", ["tcp", "ipv6", "unix", "tls"])
 def test_connections(start_server, tmp_path, way):
-    """Open ones over which a tenant has called, however many calls there are on each."""
+    """Open connections on which a tenant has called, however many calls each has."""
     listen, tls = "127.0.0.1:0", ()
     if way == "ipv6":
         listen = "[::1]:0"
@@ -239,7 +241,7 @@ def test_connections(start_server, tmp_path, way):
     assert used("b") == 2
     assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 2
     assert server.metric("attend_tenant_limited_total", tenant="a", limit="connections") == 2
-    # Nobody has looked what these calls were.
+    # The methods of these calls were not checked.
     assert server.metric("attend_requests_total", code="RESOURCE_EXHAUSTED") == 0
     assert server.metric("attend_tenant_limited_requests_total") == 0
     assert server.metric("attend_tenant_small_calls_total", tenant="a",
@@ -249,7 +251,7 @@ def test_connections(start_server, tmp_path, way):
     harness.wait_for("the connection to be closed", lambda: used() == 1)
     attend(services[2], wire.small_request())
     limits.change(server, "[a]\nconnections = 1\n")
-    attend(services[1], wire.small_request())  # what is open stays
+    attend(services[1], wire.small_request())  # open connections stay
     with connection() as late:
         details, _ = refused(wire.stub.AttentionServiceStub(late), wire.small_request())
         assert details == "tenant limit connections: the tenant has 2, may have at most 1"
@@ -258,7 +260,7 @@ def test_connections(start_server, tmp_path, way):
     harness.wait_for("all to be closed", lambda: used() == 0 and used("b") == 0)
 
 
-def test_reflection_is_one_of_the_streams(start_server, tmp_path):
+def test_reflection_counts_as_a_stream(start_server, tmp_path):
     """It takes a place, has a line of the access log, and does not outlive a drain."""
     limits = Limits(tmp_path, "streams = 1\n")
     access = tmp_path / "access"
@@ -320,9 +322,9 @@ def test_unread_answers_leave_others_their_part_of_the_memory_budget(start_serve
             harness.wait_for("b's memory to be back", lambda: (
                 server.metric("attend_host_memory_used_bytes") == 6 * (6 << 20)))
             details, _ = refused(service, request, "a")
-            words = (r"tensor memory: request needs 6291456 bytes, the budget of 67108864 has no "
-                     r"piece free that is so large, neither in the tenant's own \d+ nor in the \d+ "
-                     r"for all")
+            words = (r"tensor memory: request needs 6291456 bytes, the memory budget of 67108864 "
+                     r"has no free block that large, neither in the tenant's own \d+ nor in the "
+                     r"common \d+")
             assert re.fullmatch(words, details), details
 
 

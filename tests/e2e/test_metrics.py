@@ -80,7 +80,7 @@ def test_counters_move(start_server):
     assert server.metric("attend_device_phase_seconds_total", phase="copy_in") == 0
 
 
-def test_the_process_is_what_the_system_says(start_server):
+def test_process_metrics_match_the_system(start_server):
     server = start_server()
     wire.assert_serves(server.address)
     threads = server.metric("process_threads")
@@ -97,7 +97,7 @@ def test_the_process_is_what_the_system_says(start_server):
     assert 0 < seconds <= hostile.cpu_seconds(server)
 
 
-def test_the_heap_is_what_is_held(start_server):
+def test_the_heap_metric_falls_when_memory_is_freed(start_server):
     """Unlike resident memory, it falls again."""
     server = start_server()
     wire.assert_serves(server.address)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scrapes and probes: TLS, secrets, files that change, and what is said before, during and after
+"""Scrapes and probes: TLS, secrets, files that change, and responses before, during and after
 serving."""
 
 import base64
@@ -81,27 +81,27 @@ def test_probes_need_no_token_and_metrics_do(start_server, tmp_path):
     assert TOKEN not in server.log()
 
 
-def test_a_caller_without_the_scope_is_told_so(start_server, tmp_path):
+def test_a_caller_without_the_scope_is_refused_by_name(start_server, tmp_path):
     path = scrapers(tmp_path / "auth", scopes="compute,sessions,admin", a=TOKEN)
     server = start_server("--metrics-auth", path)
     assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}") == (
-        403, "the scope info is needed\n")
+        403, "the caller needs the scope info\n")
 
 
-def test_changed_tokens_hold_at_once(start_server, tmp_path):
+def test_changed_tokens_apply_at_once(start_server, tmp_path):
     path = scrapers(tmp_path / "auth", a=TOKEN)
     server = start_server("--metrics-auth", path)
     assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}")[0] == 200
     path.write_text("name=old sha256=cut sh")
     assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}")[0] == 200
-    assert "changed files cannot be used, the earlier ones stay" in server.log()
+    assert "changed file cannot be used; the previous one stays in use" in server.log()
     os.replace(scrapers(tmp_path / "new", b=OTHER), path)
     assert ask(server.metrics_address, "/metrics", f"Bearer {TOKEN}")[0] == 401
     assert ask(server.metrics_address, "/metrics", f"Bearer {OTHER}")[0] == 200
 
 
-def test_each_file_has_a_gauge_of_its_own(start_server, ca, tmp_path):
-    """What the metrics' address has taken says nothing of what gRPC could not take."""
+def test_each_file_has_its_own_gauge(start_server, ca, tmp_path):
+    """Whether the metrics address could load a file says nothing about gRPC's."""
     pairs = {name: [tmp_path / f"{name}.pem", tmp_path / f"{name}.key"] for name in ("grpc", "own")}
 
     def issue(name):
@@ -131,13 +131,13 @@ def test_each_file_has_a_gauge_of_its_own(start_server, ca, tmp_path):
     harness.wait_for("the files to be taken", lambda: failed() == set())
 
 
-def test_tls_is_new_and_plain_text_is_told_so(start_server, ca):
+def test_old_tls_versions_and_plaintext_are_refused(start_server, ca):
     server = start_server(*tls_flags(ca.issue("scraped", usage="serverAuth")))
     status, text = ask(server.metrics_address, "/metrics", context=trust(ca))
     assert status == 200 and "attend_build_info" in text
     assert ask(server.metrics_address, "/readyz", context=trust(ca)) == (200, "ok\n")
     status, text = ask(server.metrics_address, "/metrics")
-    assert (status, text) == (400, "this address speaks https\n")
+    assert (status, text) == (400, "this address requires https\n")
     assert f"https://{server.metrics_address}/metrics" in server.log()
     old = trust(ca)
     old.set_ciphers("ALL:@SECLEVEL=0")
@@ -159,7 +159,7 @@ def test_a_changed_certificate_is_shown_and_a_wrong_one_is_not(start_server, ca,
     second = ca.issue("second", usage="serverAuth")
     shutil.copy(second[0], pair[0])  # now it does not fit the key
     assert serial(server.metrics_address, ca) == first
-    assert "certificates are not taken, those before stay" in server.log()
+    assert "certificates not reloaded; the previous ones stay in use" in server.log()
     shutil.copy(second[1], pair[1])
     harness.wait_for("the new certificate",
                      lambda: serial(server.metrics_address, ca) != first)
@@ -175,7 +175,7 @@ def test_when_the_certificate_ends_is_a_metric(start_server, ca):
     assert 'attend_tls_expiry_timestamp_seconds{of="cert"} 0\n' in text
 
 
-def test_half_handshakes_keep_no_scrape_out(start_server, ca):
+def test_incomplete_handshakes_do_not_block_scrapes(start_server, ca):
     server = start_server(*tls_flags(ca.issue("scraped", usage="serverAuth")))
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
     with contextlib.ExitStack() as held:
@@ -203,13 +203,14 @@ def test_draining_is_alive_and_not_ready(start_server, tmp_path):
     assert server.wait() == 0
 
 
-def test_beyond_loopback_it_is_encrypted_and_asks(start_server, ca, tmp_path):
-    """With the server's own certificate and tokens, if it has no others, or openly if told so."""
+def test_beyond_loopback_metrics_need_tls_and_authentication(start_server, ca, tmp_path):
+    """With the server's own certificate and tokens if it has no others, or openly if so
+    configured."""
     with pytest.raises(harness.ServerEnded, match="0.0.0.0:0 is beyond loopback"):
         start_server(metrics="0.0.0.0:0")
     pair = ca.issue("scraped", usage="serverAuth")
     tls = "--tls-cert", pair[0], "--tls-key", pair[1]
-    with pytest.raises(harness.ServerEnded, match="must ask who reads: give --metrics-auth"):
+    with pytest.raises(harness.ServerEnded, match="must authenticate readers: give --metrics-auth"):
         start_server(*tls, metrics="0.0.0.0:0")
     tokens = scrapers(tmp_path / "tokens", prometheus=TOKEN)
     server = start_server(*tls, "--tokens", tokens, metrics="0.0.0.0:0")
@@ -236,7 +237,7 @@ def test_beyond_loopback_it_is_encrypted_and_asks(start_server, ca, tmp_path):
     (["--metrics-auth", "NONE"], "NONE: it cannot be read: No such file or directory"),
     (["--metrics-auth", "KEY"], "metrics-auth: tokens KEY: "),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
-def test_what_cannot_be_used_is_one_line(ca, tmp_path, args, said):
+def test_unusable_settings_are_one_line(ca, tmp_path, args, said):
     certificate, key = ca.issue("scraped", usage="serverAuth")
     _, other = ca.issue("another", usage="serverAuth")
     ended, _ = ca.issue("ended", days=-1, usage="serverAuth")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Open Inference Protocol with stubs generated from the project's own proto: what every client
-of KServe or Triton does, whatever library it uses. tests/ecosystem has those libraries."""
+of KServe or Triton does. For the libraries themselves see tests/ecosystem."""
 
 import contextlib
 import mmap
@@ -95,7 +95,7 @@ def test_the_server_and_its_models_say_what_they_are(oip):
             grpc.StatusCode.NOT_FOUND, "unknown model: 'resnet'")
 
 
-def test_what_is_not_there_is_unimplemented(oip):
+def test_missing_methods_are_unimplemented(oip):
     pb = wire.oip_pb
     for call, request in ((oip.RepositoryModelLoad, pb.RepositoryModelLoadRequest()),
                           (oip.RepositoryModelUnload, pb.RepositoryModelUnloadRequest()),
@@ -174,7 +174,7 @@ def test_packed_sequences(oip, random):
         judge(Case(*one, mask=Mask("causal")), o[begin:end].transpose(1, 0, 2)[None])
 
 
-def test_statistics_rise_by_what_was_asked_for(oip, random):
+def test_statistics_count_requests(oip, random):
     def statistics():
         answer = oip.ModelStatistics(wire.oip_pb.ModelStatisticsRequest(name=model))
         return answer.model_stats[0]

@@ -35,8 +35,8 @@ def prometheus(tmp_path_factory):
 
 @pytest.fixture
 def watched(request, prometheus, start_server):
-    """watched(*flags): a server of this test that Prometheus watches from here on. watched.before:
-    what the scenario's metric was at the first."""
+    """watched(*flags): a server of this test that Prometheus scrapes from now on. watched.before:
+    the scenario's metric at the first scrape."""
     def start(*args, **options):
         server = start_server(*args, **options)
         scenario = request.node.callspec.params["scenario"].__name__
@@ -49,7 +49,7 @@ def watched(request, prometheus, start_server):
 
 
 def faulty(fault):
-    """What makes `watched` a server over devices that are not real."""
+    """Makes `watched` start a server on fake devices."""
     return {"program": harness.program_of_tests("attend-faulty-server"),
             "env": {"ATTEND_FAULT": fault}}
 
@@ -65,8 +65,8 @@ def send(server, request=None, tenant="default", timeout=wire.SECONDS):
             return error.code()
 
 
-# What alerts need. A scenario is a context manager in whose block they must fire, for the server
-# that it yields, which `watched` made.
+# Causes of alerts. A scenario is a context manager inside whose block they must fire, for the
+# server that it yields, which `watched` made.
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def requests_take_long(watched, _):
 
 @contextlib.contextmanager
 def unread_answers(server, number):
-    """Calls whose answers of 6 MiB nobody reads. What it yields makes one more of them."""
+    """Calls with answers of 6 MiB that are not read. Yields a function that makes one more."""
     with hostile.Http2(server.address, window=0) as reader:
         def more():
             stream = reader.open(wire.ATTEND)
@@ -167,7 +167,7 @@ def unread_answers(server, number):
 def memory_is_full(watched, _):
     server = watched("--memory-budget", "64MiB", "--write-timeout", "0")
     with unread_answers(server, 0) as more:
-        # One that came while others were computed may have been refused, so more of them come.
+        # A call that came while others were computed may have been refused, so further ones follow.
         harness.wait_for("answers that fill the budget", lambda: server.metric(
             "attend_host_memory_used_bytes") > 0.9 * 2**26 or more(), FIRES_SECONDS_MAX)
         with harness.at_once(1, lambda: send(server, wire.small_request(length=8192, dim=64))):
@@ -256,7 +256,7 @@ def it_restarts(watched, _):
 
 @contextlib.contextmanager
 def a_certificate_ends(watched, folder):
-    """And what should replace it cannot be used."""
+    """And its replacement is unusable."""
     authority = certificates.Authority(folder / "ca")
     cert, key = authority.issue("old", days=2, usage="serverAuth")
     server = watched("--tls-cert", cert, "--tls-key", key)
@@ -281,7 +281,7 @@ def a_changed_file_is_wrong(watched, folder):
 
 @contextlib.contextmanager
 def clients_give_no_time(watched, _):
-    """Deadlines that have come before their requests can be computed. The server itself is well."""
+    """Deadlines that pass before their requests can be computed. The server itself is well."""
     server = watched()
     with harness.at_once(1, lambda: send(server, wire.slow_request(1024), timeout=0.008)):
         yield server
@@ -299,7 +299,7 @@ def the_server_reads_late(watched, _):
                 try:
                     service.Attend(wire.small_request(), timeout=0.1)
                 finally:
-                    # The client tells its caller of the deadline before it resets the call.
+                    # The client reports the deadline to its caller before it resets the call.
                     time.sleep(0.05)
                     server.signal(signal.SIGCONT)
 
@@ -347,7 +347,7 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_what_goes_wrong_is_seen(scenario, prometheus, watched, tmp_path):
+def test_every_failure_raises_its_alert(scenario, prometheus, watched, tmp_path):
     wanted = set(SCENARIOS[scenario])
     with scenario(watched, tmp_path) as server:
         harness.wait_for(f"{wanted} to fire",

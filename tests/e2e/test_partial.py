@@ -144,7 +144,7 @@ def test_rows_that_see_nothing_anywhere():
     assert merged_lse.tolist() == [[[0, -np.inf]]]
 
 
-def test_what_does_not_fit_is_refused(client):
+def test_mismatched_parts_are_refused(client):
     q = np.zeros((1, 1, 1, 4), np.float32)
     o, lse = client.attention(q, q, q, return_lse=True)
     for call, said in [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wire beside plain calls: streams, field order, health, reflection, server information."""
+"""The wire besides plain calls: streams, field order, health, reflection, server information."""
 
 import collections
 import time
@@ -103,7 +103,7 @@ def test_server_info(server):
 
 
 def test_the_readme_example(server):
-    """Its lines as they stand, but for the address."""
+    """Its lines, verbatim except for the address."""
     code = (harness.ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
     assert code.count("127.0.0.1:8001") == 1
     names = {}

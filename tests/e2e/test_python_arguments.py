@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attend.Client refuses: every message names the argument, its value and the bound."""
+"""Arguments that attend.Client refuses: every message names the argument, its value and the
+bound."""
 
 import attend
 import numpy as np
@@ -47,13 +48,13 @@ def some(random):
     (dict(bias=np.ma.masked_less(np.ones((33, 50), bool), 5)), "bias is a masked array"),
     (dict(q=np.ones((4, 33, 16), np.float32)), "q has 3 dimensions, layout BHLD needs 4"),
 ])
-def test_what_is_wrong_is_named(client, random, bad, words):
+def test_wrong_arguments_are_named(client, random, bad, words):
     with pytest.raises(attend.Error) as caught:
         client.attention(**{**dict(zip("qkv", some(random))), **bad})
     assert caught.value.status == "INVALID_ARGUMENT" and words in str(caught.value), caught.value
 
 
-def test_arguments_that_are_none(client, random):
+def test_unusable_arguments_are_refused(client, random):
     q, k, v = some(random)
     with pytest.raises(TypeError, match="no argument 'causl'"):
         client.attention(q, k, v, causl=True)
@@ -61,7 +62,7 @@ def test_arguments_that_are_none(client, random):
         client.attention([1.0], k, v)
     with pytest.raises(attend.Error, match="k has dtype float64"):
         client.attention(q, k.astype(float), v)
-    with pytest.raises(attend.Error, match="wanted has 'sinks', but there are none"):
+    with pytest.raises(attend.Error, match="wanted has 'sinks', which the call does not have"):
         client.backward(q, q, k, v, wanted=["sinks"])
     for wrong in ("qk", "q"):
         with pytest.raises(attend.Error, match=f"wanted is '{wrong}', must be a tuple or list"):
@@ -82,7 +83,7 @@ def test_arguments_that_are_none(client, random):
     (dict(tenant="a\0b"), "tenant is .*, must have no NUL"),
     (dict(timeout=0), "timeout is 0, must be"),
 ])
-def test_what_is_wrong_with_a_client_is_named(bad, words):
+def test_wrong_arguments_of_a_client_are_named(bad, words):
     with pytest.raises(attend.Error, match=words) as caught:
         attend.Client(**bad)
     assert caught.value.status == "INVALID_ARGUMENT"

@@ -181,7 +181,7 @@ def test_aio_sessions(start_server, random):
                 await session.append(k, v, layer=1)
                 assert session.length() == session.length(1) == 30 and session.layers == 2
                 fork = await session.fork(10)
-                await fork.truncate(5)
+                await fork.keep_draft(3, [2, 6])
                 await fork.keep_alive()
                 assert (await fork.info())["length"] == 5 and fork.id != session.id
                 assert len(await client.sessions()) == 2

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend.Client against a server: the bits that the same kernel gives in process, by every way that
-tensors take, and what it says when something is wrong."""
+"""attend.Client against a server: the same bits as the kernel in process, by every way to pass
+tensors, and its errors."""
 
 import asyncio
 import gc
@@ -88,7 +88,7 @@ def test_other_layouts_and_arrays_that_are_not_contiguous(client, random, layout
         same(got, np.ascontiguousarray(want))
 
 
-def test_every_way_gives_the_same_bits(client, random):
+def test_every_transport_gives_the_same_bits(client, random):
     q, k, v = (heads(random, 1, 4, 300, 64) for _ in range(3))
     wanted = attend_kernels.attention(q, k, v, causal=True, kernel=KERNEL, device="cpu")
     for transport, name in (("auto", "shm"), ("inline", "inline"), ("chunked", "chunked"),
@@ -116,8 +116,8 @@ def test_arrays_in_shared_memory_are_used_where_they_are(client, random):
     assert client.empty((3, 0, 2)).shape == (3, 0, 2)
 
 
-def test_answers_stay_as_they_are_while_others_come(client, random):
-    """The server writes every answer to memory of its own until nobody has it."""
+def test_answers_are_not_overwritten_by_later_ones(client, random):
+    """The server writes every answer to separate memory as long as the answer is referenced."""
     q, k, v = (heads(random, 1, 4, 256, 64) for _ in range(3))
     kept = [client.attention(q * n, k, v) for n in range(4)]
     copies = [o.copy() for o in kept]
@@ -133,7 +133,7 @@ def test_answers_stay_as_they_are_while_others_come(client, random):
     same(view, wanted)
 
 
-def test_without_room_in_shared_memory_calls_go_another_way(client, random):
+def test_without_room_in_shared_memory_calls_use_another_transport(client, random):
     q, k, v = (heads(random, 1, 4, 1024, 256) for _ in range(3))  # 16 MiB of 64 with the answer
     kept = [client.submit(q, k, v).result() for _ in range(20)]
     ways = {answer.transport for answer in kept}
@@ -239,7 +239,7 @@ def test_many_threads_share_a_client(client, random):
     assert not faults
 
 
-def test_a_server_that_comes_back_is_found_again(start_server, tmp_path, random):
+def test_a_restarted_server_is_found_again(start_server, tmp_path, random):
     """Also its shared memory, whose old regions it does not know."""
     port, path = harness.free_port(), tmp_path / "s.sock"
 
@@ -279,7 +279,7 @@ def test_info_tenants_and_a_closed_client(shared_server, random):
         for use in (lambda: client.attention(*some(random)), lambda: client.session(1, 8),
                     lambda: client.stream().attention(*some(random)),
                     lambda: asyncio.run(answer_of_asyncio(shared_server, random))):
-            with pytest.warns(UserWarning, match="knows no tenant 'nosuch'") as seen:
+            with pytest.warns(UserWarning, match="has no tenant 'nosuch'") as seen:
                 use()
                 harness.wait_for("the warning", lambda: seen.list)
     client = attend.Client(shared_server.address, tenant="a")
@@ -289,7 +289,8 @@ def test_info_tenants_and_a_closed_client(shared_server, random):
     assert any(kernel["name"] == KERNEL and kernel["available"] for kernel in info["kernels"])
     client.attention(*some(random))
     client.attention(*some(random), tenant="b")
-    with pytest.warns(UserWarning, match="tenant 'c', only a, b, default: it counts as 'default'"):
+    with pytest.warns(UserWarning,
+                      match="tenant 'c', only a, b, default: its calls count as 'default'"):
         client.attention(*some(random), tenant="c")
     for tenant in "ab":  # what is counted is counted after the answer
         harness.wait_for("the tenant's request", lambda: shared_server.metric(

@@ -73,7 +73,7 @@ def test_a_token_is_in_no_copy(server, how, tmp_path):
             assert other._arguments == client._arguments
 
 
-def test_a_client_that_cannot_be_made_again_says_so_when_it_is_used(server, tmp_path):
+def test_a_client_that_cannot_be_copied_fails_when_used(server, tmp_path):
     path = tmp_path / "token"
     path.write_text("attend_0123456789abcdef\n")
     with attend.Client(server.address, token_file=path) as client:
@@ -88,7 +88,7 @@ def test_a_client_that_cannot_be_made_again_says_so_when_it_is_used(server, tmp_
 
 
 @pytest.mark.parametrize("how", COPIES)
-def test_what_is_of_one_client_is_not_copied(client, how):
+def test_objects_of_one_client_are_not_copied(client, how):
     session, stream, call = client.session(2, 8), client.stream(), client.submit(X, X, X)
     session.append(X, X)
     for each, words in ((session, "fork.* release.* Client.open_session"),
@@ -278,7 +278,8 @@ uses = {
     "empty": lambda: client.empty((5,)), "attend": lambda: session.attend(x),
     "attend_sessions": lambda: client.attend_sessions([session], x),
     "append": lambda: session.append(x, x), "fork": session.fork, "id": lambda: session.id,
-    "length": session.length, "truncate": lambda: session.truncate(0), "free": freed.free,
+    "length": session.length, "truncate": lambda: session.truncate(0),
+    "keep_draft": lambda: session.keep_draft(0, []), "free": freed.free,
     "release": session.release, "keep_alive": session.keep_alive, "info": session.info,
     "open_session": lambda: client.open_session("0" * 32),
     "stream.attention": lambda: stream.attention(x, x, x), "finish": other.finish,

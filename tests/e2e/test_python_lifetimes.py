@@ -276,7 +276,8 @@ def test_after_close_what_asks_the_server_says_so(server):
         stream = client.stream()
         session.append(x, x)
     for use in (lambda: session.append(x, x), lambda: session.attend(x), lambda: session.fork(),
-                lambda: session.truncate(0), session.keep_alive, session.info, session.free,
+                lambda: session.truncate(0), lambda: session.keep_draft(0, []),
+                session.keep_alive, session.info, session.free,
                 lambda: stream.attention(x, x, x), stream.finish,
                 lambda: client.attend_sessions([other], x)):
         with pytest.raises(attend.Error, match="FAILED_PRECONDITION: the client is closed"):

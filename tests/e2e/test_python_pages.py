@@ -24,6 +24,7 @@ assert error_seen == "INVALID_ARGUMENT" and len(outputs) == 4
     "padded_or_packed.md": "assert packed.shape == (158, 8, 64)",
     # Fresh shared memory is zero; without it the arrays are the earlier ones.
     "which_way.md": "assert o.shape == q.shape and np.isfinite(o).all() and o.any() != shares",
+    "speculative.md": "assert [session.length(n) for n in range(layers)] == [103] * layers",
     "decoding.md": "assert o.shape == (3, heads, 1, dim) and len(client.sessions()) == 3",
 }
 

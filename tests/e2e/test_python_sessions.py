@@ -106,7 +106,7 @@ def test_several_sequences_in_one_call_and_on_a_stream(client, random):
     assert client.sessions() == []
 
 
-def test_one_that_is_released_is_opened_by_its_id(client, random):
+def test_a_released_session_can_be_opened_by_its_id(client, random):
     session = client.session(2, 16, dtype="float32")
     session.append(rows(random, 3), rows(random, 3))
     session_id = session.release()
@@ -116,7 +116,7 @@ def test_one_that_is_released_is_opened_by_its_id(client, random):
     with client.open_session(session_id) as third:
         assert third.length() == 4
     assert len(client.sessions()) == 1, "leaving it frees only what was made here"
-    # The first object of the two believes 3 + 1; a third party's append makes it wrong once.
+    # The first of the two objects expects 3 + 1; an append by another client makes it wrong once.
     with client.open_session(session_id) as third:
         third.append(rows(random, 2), rows(random, 2))
     with pytest.raises(attend.Error) as caught:

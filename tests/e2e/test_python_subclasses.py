@@ -43,7 +43,7 @@ class Picky(attend.Client):
     (lambda address: Model("bert", address=address), "TypeError: .*unexpected keyword.*__reduce__"),
     (Picky, "KeyError: 'no options'.*__reduce__")], ids=["arguments", "raises"])
 @pytest.mark.parametrize("how", COPIES)
-def test_one_that_is_made_otherwise_says_so_when_it_is_used(server, how, make, words):
+def test_a_copy_of_a_subclass_with_other_arguments_fails_when_used(server, how, make, words):
     with make(server.address) as client:
         other = COPIES[how](client)
         again = COPIES[how](other)
@@ -57,7 +57,7 @@ def test_one_that_is_made_otherwise_says_so_when_it_is_used(server, how, make, w
 
 
 @pytest.mark.parametrize("how", COPIES)
-def test_one_that_is_made_alike_is_copied(server, how):
+def test_a_subclass_with_the_same_arguments_is_copied(server, how):
     with Same(server.address) as client, COPIES[how](client) as other:
         assert type(other) is Same and other.health() == "SERVING"
 
@@ -89,7 +89,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_pool_says_so_too(server, tmp_path):
+def test_a_pool_fails_instead_of_hanging(server, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(f"PATH = {harness.PACKAGES!r}\n{POOL}")
     done = subprocess.run([sys.executable, program, server.address], capture_output=True,

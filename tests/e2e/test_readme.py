@@ -134,7 +134,7 @@ def test_the_commands_on_sessions_run(server, tmp_path):
 
 
 def test_a_refused_region_is_an_error_in_python(start_server, stub_folder, tmp_path):
-    """proto/README.md's create_region says why the server gave none."""
+    """proto/README.md's create_region raises the server's reason."""
     path = tmp_path / "shm.sock"
     start_server("--shared-memory", "--shared-memory-socket", path)
     example = block_with("python", "def create_region", "proto/README.md")

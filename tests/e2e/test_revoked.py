@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is open when its caller's right ends: it goes on to its next request, and no further; and it
-ends by itself if there is none."""
+"""Open calls and connections whose caller loses its rights: they end at their next request, or by
+themselves if there is none."""
 
 import datetime
 import shutil
@@ -18,8 +18,8 @@ from strangers import TENANTS
 CODE = grpc.StatusCode
 
 
-def test_who_is_taken_out_of_the_file_computes_no_more(start_server, tmp_path):
-    """What was open goes on no longer than to its next request."""
+def test_removed_callers_are_refused(start_server, tmp_path):
+    """Open streams and connections end at the latest at their next request."""
     file = tmp_path / "tokens"
     kept, gone, lesser = strangers.token(), strangers.token(), strangers.token()
 
@@ -55,14 +55,14 @@ def test_who_is_taken_out_of_the_file_computes_no_more(start_server, tmp_path):
         assert streams[kept].ask(wire.small_request()).raw
         for stream, request in ((streams[gone], wire.small_request()),
                                 (triton, wire.oip_pb.ModelInferRequest(id="bad"))):
-            assert stream.refusal(request) == (CODE.UNAUTHENTICATED, "the token is not known", [])
+            assert stream.refusal(request) == (CODE.UNAUTHENTICATED, "the token is unknown", [])
         assert streams[lesser].refusal(wire.small_request()) == (
             CODE.PERMISSION_DENIED,
             "the caller's tenant or scopes have changed: open another stream", [])
         create = {"create": wire.shm.CreateRegion(bytes=4096)}
         assert regions[kept].ask(**create).HasField("created")
         told = wire.shm.RegionReply.FromString(regions[gone].socket.recv(4096)).error
-        assert told.message == "the token is not known"
+        assert told.message == "the token is unknown"
         assert regions[gone].socket.recv(1) == b""
         harness.wait_for("its connection to end",
                          lambda: server.metric("attend_shared_memory_clients") == 1)
@@ -71,7 +71,7 @@ def test_who_is_taken_out_of_the_file_computes_no_more(start_server, tmp_path):
     assert server.metric("attend_rejected_requests_total", reason="unknown_caller") == 3
 
 
-def test_what_is_idle_ends_when_its_caller_is_taken_out(start_server, tmp_path):
+def test_idle_streams_end_when_their_caller_is_removed(start_server, tmp_path):
     """Streams and connections to the regions' socket that send nothing more."""
     file = tmp_path / "tokens"
     kept, gone = strangers.token(), strangers.token()
@@ -84,7 +84,7 @@ def test_what_is_idle_ends_when_its_caller_is_taken_out(start_server, tmp_path):
     write(always, strangers.line("gone", gone, "scopes=compute,info"))
     path = tmp_path / "regions" / "sock"
     server = start_server("--tokens", file, "--shared-memory", "--shared-memory-socket", path)
-    known = (CODE.UNAUTHENTICATED, "the token is not known", [])
+    known = (CODE.UNAUTHENTICATED, "the token is unknown", [])
     with wire.connect(server.address) as service, \
             grpc.insecure_channel(server.address) as channel:
         reflection = channel.stream_stream(strangers.REFLECTION)
@@ -110,7 +110,7 @@ def test_what_is_idle_ends_when_its_caller_is_taken_out(start_server, tmp_path):
         for stream in open_streams[gone]:
             assert strangers.refusal(lambda: next(stream.call)) == known
         told = wire.shm.RegionReply.FromString(regions[gone].socket.recv(4096)).error
-        assert told.message == "the token is not known"
+        assert told.message == "the token is unknown"
         assert regions[gone].socket.recv(1) == b""
         harness.wait_for("its connection to end",
                          lambda: server.metric("attend_shared_memory_clients") == 1)
@@ -122,7 +122,7 @@ def test_what_is_idle_ends_when_its_caller_is_taken_out(start_server, tmp_path):
             stream.close()
 
 
-def test_who_expires_computes_no_more(start_server, tmp_path):
+def test_expired_callers_are_refused(start_server, tmp_path):
     token = strangers.token()
     (tmp_path / "tokens").write_text(strangers.line("short", token, "scopes=compute"))
     server = start_server("--tokens", tmp_path / "tokens")
@@ -144,8 +144,8 @@ def test_who_expires_computes_no_more(start_server, tmp_path):
         stream.close()
 
 
-def test_who_is_revoked_sends_no_more(start_server, tmp_path):
-    """Over connections that were open before, too; those of others stay."""
+def test_revoked_callers_are_refused(start_server, tmp_path):
+    """Also over connections opened before; those of others stay."""
     own = certificates.Authority(tmp_path / "own", clients="client other")
     shutil.copy(own.crl, tmp_path / "crl.pem")
     server = start_server(*own.serve_mtls("--tls-crl", tmp_path / "crl.pem"))
@@ -168,9 +168,9 @@ def test_who_is_revoked_sends_no_more(start_server, tmp_path):
         assert server.metric("attend_connections") >= 1
 
 
-def test_who_is_revoked_keeps_no_connection(start_server, tmp_path):
-    """Though it sends nothing more: neither one on which it has called, nor one on which it has
-    not."""
+def test_revoked_callers_connections_end(start_server, tmp_path):
+    """Although it sends nothing more: both a connection on which it has called and one without
+    calls."""
     own = certificates.Authority(tmp_path / "own", clients="client other")
     shutil.copy(own.crl, tmp_path / "crl.pem")
     server = start_server(*own.serve_mtls("--tls-crl", tmp_path / "crl.pem"))
@@ -196,7 +196,7 @@ def test_who_is_revoked_keeps_no_connection(start_server, tmp_path):
         assert server.metric("attend_connections_refused_total", reason="tls") >= refused + 2
         assert 'error="certificate revoked"' in server.log()
         assert streams[1].ask(wire.small_request()).raw
-        # The same for an authority that is trusted no longer.
+        # The same for an authority that is no longer trusted.
         another = certificates.Authority(tmp_path / "another")
         certificates.replace(own.ca, another.ca)
         harness.wait_for("the last to be ended", lambda: server.metric("attend_connections") == 0)

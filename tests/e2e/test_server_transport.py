@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls over the server's transport, at a port and at a Unix socket: small calls, streams, how they
-end, who makes them, and the bounds that each meets before anything of it is kept."""
+"""Calls over the server's transport, on TCP and a Unix socket: small calls, streams, their ends,
+their callers, and the bounds that each meets before anything of it is kept."""
 
 import concurrent.futures
 import contextlib
@@ -35,7 +35,7 @@ def refusal(call):
 
 
 def conversation(path, data, stream=1, flags=0):
-    """The bytes of a connection with one call on it, and so much of its messages."""
+    """The bytes of a connection with one call, including this much of its messages."""
     headers = hostile.call_headers(path)
     return (hostile.HELLO + SETTINGS_ACK +
             hostile.frame(hostile.HEADERS, hostile.END_HEADERS, stream, headers) +
@@ -71,8 +71,8 @@ def test_large_messages_both_ways(start):
     assert all(list(each.raw) == list(answer.raw) for each in streamed)
 
 
-def test_what_a_call_is_told(start, tmp_path):
-    """Its server's id, its span's, and of a refusal what and why, in words of any language."""
+def test_a_calls_metadata_and_errors(start, tmp_path):
+    """The server's id, the span's, and for a refusal its reason, in any language."""
     server = start("--server-id", "the-server", "--access-log", tmp_path / "access.log")
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     with wire.connect(server.address) as service:
@@ -89,16 +89,16 @@ def test_what_a_call_is_told(start, tmp_path):
         assert "ä" in failed.details() or "\\x" in failed.details()
 
 
-def test_methods_that_are_not_there(start):
+def test_unknown_methods_are_unimplemented(start):
     server = start()
     with grpc.insecure_channel(server.address) as channel:
         failed = refusal(lambda: channel.unary_unary("/no.such.Service/Method")(b"", timeout=10))
         assert failed.code() is CODE.UNIMPLEMENTED
-        assert "there is no method /no.such.Service/Method" in failed.details()
+        assert "unknown method /no.such.Service/Method" in failed.details()
 
 
 def test_chunked_calls_over_several_connections(start):
-    """Each answer is judged in double precision."""
+    """Every answer is checked in double precision."""
     server = start()
     done = subprocess.run(
         [harness.binary("attend-client"), "-s", server.address, "load", "--transport", "chunked",
@@ -166,7 +166,7 @@ def test_callers_are_known_by_their_tokens(start, tmp_path):
         "attend_connections_refused_total", reason="stranger") >= 1)
 
 
-def test_messages_that_come_no_further_end_their_connection(start):
+def test_stalled_messages_end_their_connection(start):
     server = start(*hostile.SMALL_LIMITS, "--message-timeout", "0.4")
     half = hostile.grpc_message(bytes(1000), 1 << 20)
     connections = []
@@ -229,7 +229,7 @@ def test_unfinished_messages_are_bounded_together(start):
     wire.assert_serves(server.address)
 
 
-def test_messages_that_no_stream_asks_for_are_bounded_together(start_server):
+def test_unread_messages_of_streams_are_bounded_together(start_server):
     """Each stream has one that waits for the lane and reads no other; a window of them is kept."""
     server = start_server(*hostile.SMALL_LIMITS[:-2], "--stream-requests-max", "1", "--lanes", "1")
     endless = hostile.shape_request(1, 1, 1 << 19, 1 << 19, 1, 1).SerializeToString()
@@ -266,7 +266,7 @@ def test_a_message_far_too_long_ends_its_call_at_its_length(start_server):
     assert server.metric("attend_connections_refused_total", reason="frames") == 0
 
 
-def test_answers_that_no_client_reads_are_given_up(start):
+def test_unread_answers_are_given_up(start):
     server = start(*hostile.SMALL_LIMITS, "--write-timeout", "0.5")
     with hostile.Http2(server.address, 1 << 24) as reader:
         reader.send(hostile.WINDOW_UPDATE, 0, 0, (1 << 24).to_bytes(4, "big"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions at their limits: each refusal leaves other work as it was; leases, eviction."""
+"""Sessions at their limits: a refusal does not affect other work; leases, eviction."""
 
 import time
 
@@ -14,7 +14,8 @@ from sessions import DIM, DIM_V, KV_HEADS, Sequence, client, refused, step
 @pytest.mark.parametrize("change,words", [
     (lambda r: r.sessions[0].__setattr__("layer", 1), "sessions[0].layer is 1, must be in [0, 0]"),
     (lambda r: r.sessions[0].__setattr__("layer", -1), "sessions[0].layer is -1"),
-    (lambda r: r.sessions.append(r.sessions[0]), "sessions[1] names a session a second time"),
+    (lambda r: r.sessions.append(r.sessions[0]),
+     "sessions[1] names the same session as an earlier entry"),
     (lambda r: r.sessions[0].__setattr__("append_id", b"x" * 33), "append_id has 33 bytes"),
     (lambda r: r.kv_lengths.append(1), "kv_lengths must be empty"),
     (lambda r: r.__setattr__("layout", 3), "must have 3"),
@@ -25,7 +26,7 @@ from sessions import DIM, DIM_V, KV_HEADS, Sequence, client, refused, step
     (lambda r: r.k.shape.__setitem__(2, 1 << 40), "would exceed"),
     (lambda r: r.raw.__delitem__(2), "raw has 2 entries, must have 3"),
 ])
-def test_what_is_malformed_changes_nothing(sessions_server, random, change, words):
+def test_malformed_calls_change_nothing(sessions_server, random, change, words):
     with client(sessions_server.address) as tenant:
         sequence = Sequence(random, tenant.create())
         request, _ = step(random, [sequence], 2, 1)
@@ -59,7 +60,7 @@ def test_a_lease_ends(start_server, random):
         tenant.call("GetSession", session=kept.id)
 
 
-def test_what_is_evicted_is_said_and_appended_again(start_server, random):
+def test_evictions_are_reported_and_can_be_appended_again(start_server, random):
     server = start_server("--session-memory=16MiB")
     with client(server.address) as tenant:
         idle = Sequence(random, tenant.create())
@@ -80,13 +81,13 @@ def test_what_is_evicted_is_said_and_appended_again(start_server, random):
         assert tenant.call("GetSession", session=pinned.id).length == 20000
 
 
-def test_sessions_can_be_off(start_server):
+def test_sessions_can_be_disabled(start_server):
     server = start_server("--session-memory=0")
     with client(server.address) as tenant:
         assert "--session-memory" in refused(grpc.StatusCode.UNIMPLEMENTED, tenant.create)
 
 
-def test_a_full_memory_says_when_to_retry_and_is_counted(start_server, random):
+def test_refusals_for_memory_have_a_retry_hint_and_are_counted(start_server, random):
     server = start_server("--session-memory=8MiB")
     with client(server.address) as tenant:
         pinned = Sequence(random, tenant.create(pinned=True))
@@ -117,7 +118,7 @@ def test_tenants_tokens_and_what_is_taken_from_them_are_counted(start_server, ra
         assert 0 < server.metric(name + "_sum") < 21600
         b.attend(step(random, [Sequence(random, b.create())], 5, 4)[0])
         a.create()  # 3 places are in common, and one is for each tenant alone
-        assert "the tenant has 4, its own part is 1" in refused(
+        assert "the tenant has 4, its reserved share is 1" in refused(
             grpc.StatusCode.RESOURCE_EXHAUSTED, a.create)
         assert server.metric("attend_sessions") == 5
     for tenant, appended, decoded in (("a", 40003, 2), ("b", 5, 4), ("default", 0, 0)):
@@ -143,7 +144,7 @@ def test_a_slow_upload_keeps_its_pages_and_no_other_tenant_from_its_own_part(
         b.attend(step(random, [Sequence(random, b.create(pinned=True))], 6000, 0)[0])
         request_of_b, _ = step(random, [Sequence(random, b.create())], 6000, 0)
         details = refused(grpc.StatusCode.RESOURCE_EXHAUSTED, b.attend, request_of_b)
-        assert "are for it alone" in details
+        assert "are reserved for it" in details
         for chunk in chunked.chunks_of(request, 1 << 20):
             stream.send(chunk)
         stream.half_close()

@@ -33,7 +33,7 @@ def test_a_prompt_and_steps_have_the_bits_of_whole_requests(sessions_server, ran
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_after_a_restart_an_id_is_nobodys(start_server, random, end):
+def test_after_a_restart_old_ids_are_unknown(start_server, random, end):
     """Neither a call nor a request on it finds what another has in the same memory since."""
     listen = f"127.0.0.1:{harness.free_port()}"
     first = start_server(listen=listen)
@@ -47,7 +47,8 @@ def test_after_a_restart_an_id_is_nobodys(start_server, random, end):
         tenant.attend(step(random, [after], 70, 0)[0])
         guessed = refused(grpc.StatusCode.NOT_FOUND, tenant.call, "GetSession", session=bytes(16))
         for call, fields in (("GetSession", {}), ("KeepAlive", {}), ("ForkSession", {}),
-                             ("TruncateSession", {"length": 0}), ("FreeSession", {})):
+                             ("TruncateSession", {"length": 0}), ("KeepDraft", {"length": 0}),
+                             ("FreeSession", {})):
             assert refused(grpc.StatusCode.NOT_FOUND, tenant.call, call,
                            session=before.session.id, **fields) == guessed
         for new_rows, len_q in ((0, 1), (1, 1)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared memory from plain Python: socket, mmap and generated messages; and clients that die, lie
-or leave, beside others that go on."""
+or leave, without harm to others."""
 
 import contextlib
 import os
@@ -132,7 +132,7 @@ def test_limits_and_modes(shm_server):
     assert_nothing_left(server)
 
 
-def test_whoever_keeps_what_it_has_given_up_keeps_no_memory(shm_server):
+def test_a_mapping_kept_after_release_holds_no_memory(shm_server):
     server = shm_server("--shared-memory-max", "1MiB")
     client = Client(info(server).shared_memory.socket)
     kept = []
@@ -210,7 +210,7 @@ def test_a_killed_server_leaves_a_socket_that_the_next_one_replaces(shm_server, 
         [harness.binary("attend-server"), "--listen", "127.0.0.1:0", "--metrics-listen", "off",
          "--device", "cpu", "--shared-memory", "--shared-memory-socket", path],
         capture_output=True, text=True, timeout=60, env=harness.clean_env())
-    assert second.returncode == 1 and "another server owns it" in second.stderr
+    assert second.returncode == 1 and "another server is using it" in second.stderr
     client = Client(path)
     first.kill()
     with contextlib.suppress(ConnectionResetError):
@@ -252,7 +252,7 @@ def test_check_over_shared_memory(shm_server):
 
 
 @pytest.mark.parametrize("command", ["load", "check"])
-def test_where_it_is_off(server, command):
+def test_clients_of_a_server_without_shared_memory(server, command):
     done = harness.run_client("--server", server.address, command, "--transport", "shm",
                               check=False)
     assert done.returncode == 1 and "--shared-memory" in done.stderr

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strangers, callers who may do less than they try, and tenants who try to see each other. Each
-attack has here what it got."""
+"""Unauthenticated callers, callers that try more than they may, and tenants that try to see each
+other. Each attack is listed with its result."""
 
 import contextlib
 import os
@@ -48,13 +48,14 @@ def channel(locked):
 
 @pytest.mark.parametrize("of, reason, message", [
     ([], "no_credentials", NO_TOKEN),
-    (bearer(strangers.token()), "unknown_caller", "the token is not known"),
+    (bearer(strangers.token()), "unknown_caller", "the token is unknown"),
     (bearer(TOKENS["expired"]), "expired", "the token has expired"),
     ([("authorization", "Basic YTpi")], "unknown_caller",
-     'the metadata authorization must be "Bearer TOKEN", the token 16 to 512 visible characters'),
+     'the metadata authorization must be "Bearer TOKEN", with a token of 16 to 512 visible '
+     'characters'),
     ([("x-attend-tenant", "blue")], "no_credentials", NO_TOKEN),
 ], ids=("nothing", "a wrong token", "an expired token", "another scheme", "a tenant's name"))
-def test_every_method_answers_a_stranger_the_same(locked, channel, of, reason, message):
+def test_every_method_refuses_unauthenticated_callers_alike(locked, channel, of, reason, message):
     before = rejected(locked, reason)
     methods = strangers.methods()
     for method in methods:
@@ -70,7 +71,7 @@ def test_health_needs_no_token_and_tells_nothing_else(channel):
                                                                    [])
 
 
-def test_every_method_asks_for_its_scope(locked, channel):
+def test_every_method_needs_its_scope(locked, channel):
     holders = {"compute": "computes", "sessions": "sessions", "info": "informed",
                "admin": "operator"}  # who drains it takes new work again: Undrain comes next
     before = rejected(locked, "no_scope")
@@ -83,7 +84,7 @@ def test_every_method_asks_for_its_scope(locked, channel):
                     (method, name, answer)
                 continue
             assert answer == (CODE.PERMISSION_DENIED,
-                              f'the caller "{name}" has no scope {method.scope}', []), method
+                              f'the caller "{name}" lacks the scope {method.scope}', []), method
             refused += 1
     assert rejected(locked, "no_scope") == before + refused
 
@@ -96,10 +97,10 @@ def test_sessions_in_requests_need_their_scope(channel):
     answer = refusal(lambda: service.Attend(request, metadata=bearer(TOKENS["computes"]),
                                             timeout=wire.SECONDS))
     assert answer == (CODE.PERMISSION_DENIED,
-                      "the request is on sessions, and the caller has no scope sessions", [])
+                      "the request uses sessions, but the caller lacks the scope sessions", [])
 
 
-def test_only_some_speak_for_others(channel):
+def test_only_some_callers_may_name_other_tenants(channel):
     service = wire.stub.AttentionServiceStub(channel)
 
     def attend(name, tenant):
@@ -111,11 +112,12 @@ def test_only_some_speak_for_others(channel):
     for other in ("green", "default", "nobody"):
         assert refusal(lambda other=other: attend("blue", other)) == (
             CODE.PERMISSION_DENIED,
-            'the caller is of tenant "blue" and may speak for no other (x-attend-tenant)', [])
+            'the caller belongs to tenant "blue" and may not call for another '
+            '(x-attend-tenant)', [])
     assert refusal(lambda: attend("gate", "nobody")).code == CODE.PERMISSION_DENIED
 
 
-def test_server_info_says_what_the_caller_need_know(channel):
+def test_server_info_reveals_only_what_the_caller_needs(channel):
     service = wire.stub.AttentionServiceStub(channel)
 
     def info(name):
@@ -154,11 +156,12 @@ def green(channel):
     return Tenant(channel, "green")
 
 
-def test_anothers_session_is_one_that_is_not_there(blue, green, random):
+def test_another_tenants_session_looks_absent(blue, green, random):
     made = blue.client.create(layers=1)
     nobodys = os.urandom(len(made.id))
     for call, fields in (("GetSession", {}), ("KeepAlive", {}), ("ForkSession", {}),
-                         ("TruncateSession", {"length": 0}), ("FreeSession", {})):
+                         ("TruncateSession", {"length": 0}), ("KeepDraft", {"length": 0}),
+                         ("FreeSession", {})):
         answers = [refusal(lambda id=id: green.client.call(call, session=id, **fields))
                    for id in (made.id, nobodys)]
         assert answers[0] == answers[1] and answers[0].code == CODE.NOT_FOUND, call
@@ -173,7 +176,7 @@ def test_anothers_session_is_one_that_is_not_there(blue, green, random):
     blue.client.call("FreeSession", session=made.id)
 
 
-def test_anothers_upload_is_one_that_is_not_there(channel):
+def test_another_tenants_upload_looks_absent(channel):
     service = wire.stub.AttentionServiceStub(channel)
     request = wire.small_request(length=256)
 
@@ -193,7 +196,7 @@ def test_anothers_upload_is_one_that_is_not_there(channel):
     assert chunked.assemble(list(first.call)).o.byte_length == len(request.raw[0])
 
 
-def test_anothers_region_is_one_that_is_not_there(locked, channel):
+def test_another_tenants_region_looks_absent(locked, channel):
     service = wire.stub.AttentionServiceStub(channel)
     regions = strangers.Regions(locked.folder.parent / "regions" / "sock")
     assert regions.identify(TOKENS["blue"]).HasField("identified")
@@ -219,7 +222,7 @@ def test_anothers_region_is_one_that_is_not_there(locked, channel):
     regions.close()
 
 
-def test_the_regions_socket_asks_who_connects(locked):
+def test_the_regions_socket_authenticates_clients(locked):
     path = locked.folder.parent / "regions" / "sock"
     unauthenticated, denied = CODE.UNAUTHENTICATED.value[0], CODE.PERMISSION_DENIED.value[0]
     regions = strangers.Regions(path)
@@ -235,10 +238,10 @@ def test_the_regions_socket_asks_who_connects(locked):
         assert error.message == "no token: the connection's first packet must be identify"
     for token, tenant, code, message in (
             ("", "", unauthenticated, "the metadata authorization must be"),
-            (strangers.token(), "", unauthenticated, "the token is not known"),
+            (strangers.token(), "", unauthenticated, "the token is unknown"),
             (TOKENS["expired"], "", unauthenticated, "the token has expired"),
-            (TOKENS["sessions"], "", denied, 'the caller "sessions" has no scope compute'),
-            (TOKENS["blue"], "green", denied, "may speak for no other")):
+            (TOKENS["sessions"], "", denied, 'the caller "sessions" lacks the scope compute'),
+            (TOKENS["blue"], "green", denied, "may not call for another")):
         error = regions.identify(token, tenant).error
         assert error.code == code and message in error.message, error
     # As calls are, so that the alert AttendCallersUnknown sees them. No token is a wrong one here.
@@ -250,7 +253,7 @@ def test_the_regions_socket_asks_who_connects(locked):
     regions.close()
 
 
-def test_anothers_file_and_its_name_are_not_there(blue, green):
+def test_another_tenants_file_and_name_look_absent(blue, green):
     key = f"/attend-strangers-{os.getpid()}-blue:one"
     pb = wire.oip_pb
     file = os.open("/dev/shm" + key, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -309,15 +312,15 @@ def test_tokens_change_while_the_server_runs(start_server, tmp_path):
         write(strangers.line("new", new, "scopes=compute"))
         harness.wait_for("the new file to be read", lambda: reloads("ok") == 1)
         assert attends(new) and not attends(old)
-    assert "line 1 has a field that is none of" in server.log()
+    assert "line 1 has an unknown field" in server.log()
 
 
 @pytest.mark.parametrize("name", ("authorization", "x-attend-tenant"))
-def test_what_says_who_calls_comes_once(locked, channel, name):
+def test_duplicate_credentials_are_refused(locked, channel, name):
     metadata = [*bearer(TOKENS["gate"]), ("x-attend-tenant", "blue")]
     metadata.append(next(each for each in metadata if each[0] == name))
     assert ask(channel, wire.ATTEND, metadata) == (
-        CODE.UNAUTHENTICATED, f"the metadata {name} came more than once", [])
+        CODE.UNAUTHENTICATED, f"the metadata {name} is given more than once", [])
 
 
 def test_a_broken_file_keeps_the_server_from_starting(tmp_path):
@@ -327,7 +330,7 @@ def test_a_broken_file_keeps_the_server_from_starting(tmp_path):
     done = subprocess.run([str(harness.binary("attend-server")), "--listen=127.0.0.1:0",
                            "--metrics-listen=off", "--device=cpu", f"--tokens={file}"],
                           capture_output=True, text=True, timeout=60, env=harness.clean_env())
-    assert done.returncode == 1 and f"tokens {file}: line 1 has a field" in done.stderr
+    assert done.returncode == 1 and f"tokens {file}: line 1 has an unknown field" in done.stderr
     assert token not in done.stderr
 
 

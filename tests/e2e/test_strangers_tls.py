@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strangers who come over TLS, what they send, certificates as names of callers, and tokens that
-would come in the clear; and a tenant's own socket."""
+"""Unauthenticated callers over TLS, their data, certificates as callers' names, tokens sent in
+plaintext, and a tenant's own socket."""
 
 import subprocess
 
@@ -19,7 +19,7 @@ CODE = grpc.StatusCode
 
 @pytest.fixture(scope="module")
 def encrypted(ca, tmp_path_factory):
-    """TLS, on which clients may show certificates: "client" is tenant blue."""
+    """TLS, with optional client certificates: "client" is tenant blue."""
     made = tmp_path_factory.mktemp("encrypted")
     (made / "tokens").write_text(
         TOKENS_FILE + "name=shown cn=client tenant=blue scopes=compute\n"
@@ -38,10 +38,10 @@ def encrypted(ca, tmp_path_factory):
 
 @pytest.mark.parametrize("of, reason, message", [
     ([], "no_credentials", NO_TOKEN),
-    (bearer(strangers.token()), "unknown_caller", "the token is not known"),
+    (bearer(strangers.token()), "unknown_caller", "the token is unknown"),
     (bearer(TOKENS["expired"]), "expired", "the token has expired"),
 ], ids=("nothing", "a wrong token", "an expired token"))
-def test_strangers_are_answered_the_same_over_tls(encrypted, ca, of, reason, message):
+def test_unauthenticated_callers_are_answered_the_same_over_tls(encrypted, ca, of, reason, message):
     before = rejected(encrypted, reason)
     with ca.channel(encrypted.address) as channel:
         methods = strangers.methods()
@@ -61,10 +61,10 @@ def test_tokens_and_scopes_hold_over_tls(encrypted, ca):
                            timeout=wire.SECONDS)
         assert refusal(lambda: service.Attend(
             wire.small_request(), metadata=bearer(TOKENS["informed"]), timeout=wire.SECONDS)) == (
-                CODE.PERMISSION_DENIED, 'the caller "informed" has no scope compute', [])
+                CODE.PERMISSION_DENIED, 'the caller "informed" lacks the scope compute', [])
 
 
-def test_certificates_say_who_calls(encrypted, ca):
+def test_certificates_identify_callers(encrypted, ca):
     def attend(client, **options):
         with ca.channel(encrypted.address, client) as channel:
             service = wire.stub.AttentionServiceStub(channel)
@@ -77,12 +77,12 @@ def test_certificates_say_who_calls(encrypted, ca):
         CODE.UNAUTHENTICATED, "no token, and no name in the client's certificate is known", [])
     assert refusal(lambda: attend("client", metadata=[("x-attend-tenant", "green")])).code == \
         CODE.PERMISSION_DENIED
-    # A wrong token is not mended by a right certificate.
+    # A wrong token is refused despite a valid certificate.
     assert refusal(lambda: attend("client", metadata=bearer(strangers.token()))) == (
-        CODE.UNAUTHENTICATED, "the token is not known", [])
+        CODE.UNAUTHENTICATED, "the token is unknown", [])
     with ca.channel(encrypted.address, "client") as channel:
         answer = ask(channel, "/attend.v1.SessionService/ListSessions")
-    assert answer == (CODE.PERMISSION_DENIED, 'the caller "shown" has no scope sessions', [])
+    assert answer == (CODE.PERMISSION_DENIED, 'the caller "shown" lacks the scope sessions', [])
 
 
 @pytest.mark.parametrize("name, names, answer", [
@@ -90,14 +90,14 @@ def test_certificates_say_who_calls(encrypted, ca):
     ("one-of-several", "DNS:a.example,URI:spiffe://prod/web,DNS:b.example,IP:10.0.0.1", "green"),
     ("dns", "DNS:a.example,DNS:web.prod.example", "blue"),
     ("first-uris", "DNS:web.prod.example,URI:spiffe://prod/web", "green"),
-    ("ended", "URI:spiffe://prod/ended", "what the certificate allowed has expired"),
+    ("ended", "URI:spiffe://prod/ended", "the certificate's entry in --tokens has expired"),
     ("part", "URI:spiffe://prod/web/more,DNS:prod.example,DNS:x.web.prod.example", None),
     ("star", "DNS:*.prod.example", None),
     ("case", "URI:SPIFFE://prod/web", None),
-    # One kind of name is not another.
+    # Names of different kinds are not interchangeable.
     ("kind", "DNS:client,URI:web.prod.example", None),
 ], ids=lambda value: value if value and " " not in value and ":" not in value else "")
-def test_alternative_names_say_who_calls(encrypted, ca, name, names, answer):
+def test_alternative_names_identify_callers(encrypted, ca, name, names, answer):
     ca.issue(f"named-{name}", names=names)
     with ca.channel(encrypted.address, f"named-{name}") as channel:
         calls = sessions.Client(channel, "")
@@ -111,7 +111,7 @@ def test_alternative_names_say_who_calls(encrypted, ca, name, names, answer):
         assert refusal(calls.create) == (CODE.UNAUTHENTICATED, why, [])
 
 
-def test_what_strangers_send_is_not_kept(encrypted, ca):
+def test_data_of_unauthenticated_callers_is_not_kept(encrypted, ca):
     """256 MiB in messages, refused by their headers: gRPC takes no more of each than a window."""
     message = bytes(16 << 20)
     with ca.channel(encrypted.address, options=wire.UNLIMITED) as channel:
@@ -125,7 +125,7 @@ def test_what_strangers_send_is_not_kept(encrypted, ca):
 
 @pytest.mark.parametrize("compression", (grpc.Compression.NoCompression, grpc.Compression.Gzip))
 @pytest.mark.parametrize("method", ("Check", "Watch"))
-def test_what_strangers_send_to_health_is_not_kept(encrypted, ca, method, compression):
+def test_data_of_unauthenticated_health_checks_is_not_kept(encrypted, ca, method, compression):
     """It asks for no credentials. The call ends by the message's length."""
     message = bytes(16 << 20) if compression == grpc.Compression.NoCompression else bytes(64 << 20)
     before = encrypted.metric("attend_connections_refused_total", reason="frames")
@@ -141,7 +141,7 @@ def test_what_strangers_send_to_health_is_not_kept(encrypted, ca, method, compre
     assert encrypted.metric("attend_connections_refused_total", reason="frames") == before
 
 
-def test_tokens_are_not_taken_in_the_clear(tmp_path):
+def test_tokens_over_plaintext_are_refused(tmp_path):
     (tmp_path / "tokens").write_text(TOKENS_FILE)
     for flags in ([], ["--insecure"]):
         done = subprocess.run(
@@ -149,7 +149,7 @@ def test_tokens_are_not_taken_in_the_clear(tmp_path):
              f"--tokens={tmp_path / 'tokens'}", TENANTS, *flags],
             capture_output=True, text=True, timeout=60, env=harness.clean_env())
         assert done.returncode == 2, done.stderr
-    assert "--tokens: with --listen 0.0.0.0:0 tokens would come in the clear" in done.stderr
+    assert "--tokens: with --listen 0.0.0.0:0 tokens would be sent in the clear" in done.stderr
 
 
 def test_grpcs_traces_have_no_token(start_server, tmp_path):
@@ -179,6 +179,6 @@ def test_a_tenants_socket_is_for_its_tenant(start_server, tmp_path, asks):
         if asks:
             calls.metadata = bearer(TOKENS["green"])
             assert refusal(calls.create) == (CODE.PERMISSION_DENIED,
-                                             "the socket is another tenant's", [])
+                                             "the socket belongs to another tenant", [])
             calls.metadata = bearer(TOKENS["blue"])
             assert [each.id for each in calls.call("ListSessions").sessions] == [made.id]

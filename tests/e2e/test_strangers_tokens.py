@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a token might be read by somebody else: the log, the access log, dumps, the words of
-refusals, metrics. It is in none of them."""
+"""Places where a token might be read by others: the log, the access log, dumps, error messages,
+metrics. None of them contains it."""
 
 import base64
 import pathlib
@@ -13,9 +13,9 @@ import strangers
 import wire
 from strangers import TENANTS, TOKENS, TOKENS_FILE, ask, bearer, refusal
 
-# Of nobody.
+# Of no caller.
 WRONG = strangers.token()
-# Ways to show a token that are refused, and those in which it is another's or has ended.
+# Ways to present a token that are refused, and those in which it is another caller's or expired.
 SHOWN = [
     bearer(WRONG), bearer(TOKENS["expired"]), bearer(TOKENS["informed"]),
     bearer(TOKENS["blue"], ("x-attend-tenant", "green")),
@@ -26,7 +26,7 @@ SHOWN = [
 
 
 def told(server):
-    """The words of refusals of every way to show a token, by each kind of call."""
+    """The messages of refusals for every way to present a token, by each kind of call."""
     words = []
     with grpc.insecure_channel(server.address) as channel:
         for metadata in SHOWN:
@@ -73,7 +73,7 @@ def test_no_token_is_in_a_log_an_error_a_dump_or_a_metric(start_server, tmp_path
                                              metadata=bearer(TOKENS["green"])))) == 1
     words = told(server)
     harness.wait_for("two dumps", lambda: len(list(dumps.glob("*/report.json"))) == 2)
-    # The last call, and nobody's who is refused: those lines are bounded.
+    # The last call, which is no refused caller's: those lines are bounded.
     harness.wait_for("the last call's line", lambda: "/GetSession" in access.read_text())
     assert access.read_text().count("UNAUTHENTICATED") > 10
     written = [path for path in [access, pathlib.Path(server.log_path), *dumps.rglob("*")]

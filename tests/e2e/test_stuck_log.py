@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log whose reader does not read, has gone, or whose disk is full costs lines and nothing else,
-and what was logged before a crash is there."""
+"""A log whose reader does not read or has gone, or whose disk is full, loses lines and nothing
+else; and lines logged before a crash are written."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ def fill(writer):
 
 
 def send_bad_calls(address, count=BAD_CALLS):
-    """On a connection each, so that every thread that answers has some."""
+    """On separate connections, so that every thread that answers has some."""
     for _ in range(count):
         with wire.connect(address) as service, pytest.raises(grpc.RpcError) as refused:
             service.Attend(wire.small_request(softcap=-1), timeout=wire.SECONDS)
@@ -53,7 +53,7 @@ def assert_alive(server):
         assert answer.status == 200
 
 
-def test_a_full_pipe_behind_stderr_stops_no_call_and_no_drain(start_server, pipe):
+def test_a_full_stderr_pipe_stops_no_call_and_no_drain(start_server, pipe):
     reader, writer = pipe
     server = start_server("--log-rate", "0", stderr=writer)
     assert select.select([reader], [], [], wire.SECONDS)[0]  # its first line
@@ -68,7 +68,7 @@ def test_a_full_pipe_behind_stderr_stops_no_call_and_no_drain(start_server, pipe
         assert b"attend-server" in log.read()
 
 
-def test_what_waited_for_a_slow_reader_is_written(start_server, pipe):
+def test_lines_that_waited_for_a_slow_reader_are_written(start_server, pipe):
     reader, writer = pipe
     server = start_server("--log-rate", "0", stderr=writer)
     fill(writer)
@@ -84,7 +84,7 @@ def test_what_waited_for_a_slow_reader_is_written(start_server, pipe):
         assert server.stop() == 0
 
 
-def test_two_calls_of_a_stranger_stop_nothing(start_server, tmp_path, pipe):
+def test_refused_calls_with_a_full_log_stop_nothing(start_server, tmp_path, pipe):
     _, writer = pipe
     ca = certificates.Authority(tmp_path / "ca")
     token = strangers.token()
@@ -102,7 +102,7 @@ def test_two_calls_of_a_stranger_stop_nothing(start_server, tmp_path, pipe):
     assert server.stop() == 0
 
 
-def test_a_log_file_that_takes_nothing_stops_nothing(start_server, tmp_path):
+def test_an_unwritable_log_file_stops_nothing(start_server, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -146,7 +146,7 @@ def test_a_limit_on_files_ends_no_server(start_server, tmp_path):
 
 
 @pytest.mark.parametrize("number", (signal.SIGABRT, signal.SIGSEGV))
-def test_what_was_logged_before_a_crash_is_there(start_server, number):
+def test_lines_logged_before_a_crash_are_written(start_server, number):
     server = start_server("--log-rate", "0")
     send_bad_calls(server.address)
     server.signal(number)
@@ -154,7 +154,7 @@ def test_what_was_logged_before_a_crash_is_there(start_server, number):
     assert server.log().count("request failed") == BAD_CALLS
 
 
-def test_closed_streams_are_no_trouble(start_server, tmp_path):
+def test_closed_standard_streams_do_no_harm(start_server, tmp_path):
     def close():
         for stream in (0, 1, 2):
             os.close(stream)
@@ -164,7 +164,7 @@ def test_closed_streams_are_no_trouble(start_server, tmp_path):
     assert "drained" in (tmp_path / "log").read_text()
 
 
-def test_a_client_whose_reader_has_gone_ends_without_a_word(start_server, pipe):
+def test_a_client_whose_reader_has_gone_ends_silently(start_server, pipe):
     server = start_server()
     reader, writer = pipe
     os.close(reader)
@@ -177,7 +177,7 @@ def test_a_client_whose_reader_has_gone_ends_without_a_word(start_server, pipe):
         done = subprocess.run([harness.binary("attend-client"), "--server", server.address, "info"],
                               stdout=full, stderr=subprocess.PIPE, timeout=60,
                               env=harness.clean_env())
-    assert done.returncode == 1 and b"stdout did not take all of the output" in done.stderr
+    assert done.returncode == 1 and b"stdout did not accept all of the output" in done.stderr
 
 
 @pytest.mark.parametrize("gone", (False, True), ids=("stuck", "gone"))

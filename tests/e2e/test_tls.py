@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who gets in where --tls-cert and --tls-client-ca say who may, and what strangers get."""
+"""Which clients --tls-cert and --tls-client-ca let in, and how others are refused."""
 
 import contextlib
 import pathlib
@@ -15,7 +15,7 @@ import certificates
 import harness
 import wire
 
-TLS_ONLY = b"this port takes TLS only"
+TLS_ONLY = b"this port accepts only TLS"
 
 
 def attend(channel, **request):
@@ -28,7 +28,7 @@ def assert_serves(ca, address, client=None):
         assert attend(channel, seed=7).check.ok
 
 
-def test_tls_serves_those_who_trust_the_authority(start_server, ca):
+def test_tls_serves_clients_that_trust_the_authority(start_server, ca):
     server = start_server(*ca.serve())
     assert_serves(ca, server.address)
     assert certificates.greet(server.address, ca.context()) is None
@@ -44,7 +44,7 @@ def test_unix_sockets_stay_plaintext_beside_tls(start_server, ca, tmp_path):
     assert_serves(ca, server.address, "client")
 
 
-# What OpenSSL calls the alert that the server sends.
+# OpenSSL's name for the alert that the server sends.
 @pytest.mark.parametrize("who, alert", [
     ("nobody", "TLSV13_ALERT_CERTIFICATE_REQUIRED"),
     ("late", "SSLV3_ALERT_CERTIFICATE_EXPIRED"),
@@ -53,7 +53,7 @@ def test_unix_sockets_stay_plaintext_beside_tls(start_server, ca, tmp_path):
     ("server", "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE"),
 ])
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_strangers_get_an_alert_and_nothing_else(start_server, ca, foreign, who, alert, version):
+def test_refused_clients_get_only_an_alert(start_server, ca, foreign, who, alert, version):
     server = start_server(*ca.serve_mtls("--tls-crl", ca.crl))
     if who == "late":
         ca.issue("late", days=-1)
@@ -74,7 +74,7 @@ def test_clients_without_a_certificate_may_be_allowed(start_server, ca, foreign)
     server = start_server(*ca.serve_mtls("--tls-client-cert", "allow"))
     assert_serves(ca, server.address)
     assert_serves(ca, server.address, "client")
-    context = ca.context("client", shown_by=foreign)  # but a wrong one is wrong
+    context = ca.context("client", shown_by=foreign)  # but a wrong certificate is refused
     assert certificates.greet(server.address, context) == "TLSV1_ALERT_UNKNOWN_CA"
 
 
@@ -88,14 +88,15 @@ def test_older_versions_and_other_protocols_are_refused(start_server, ca):
     http1.set_alpn_protocols(["http/1.1"])
     assert "alert no application protocol" in certificates.greet(server.address, http1)
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
-        without = ssl.create_default_context(cafile=ca.ca)  # names no protocol at all
+        without = ssl.create_default_context(cafile=ca.ca)  # offers no protocol at all
         without.minimum_version = without.maximum_version = version
         assert "alert no application protocol" in certificates.greet(server.address, without)
     harness.wait_for("the lines", lambda: server.log().count(
         'error="no application protocol"') == 3)
     weak = ca.context()
     weak.maximum_version = ssl.TLSVersion.TLSv1_2
-    weak.set_ciphers("AES128-SHA:@SECLEVEL=0")  # whose recorded traffic the server's key decrypts
+    # whose recorded traffic the server's key can decrypt
+    weak.set_ciphers("AES128-SHA:@SECLEVEL=0")
     assert certificates.greet(server.address, weak) == "SSLV3_ALERT_HANDSHAKE_FAILURE"
     assert server.metric("attend_connections_refused_total", reason="tls") == 5
     assert_serves(ca, server.address)
@@ -111,7 +112,7 @@ def test_plaintext_is_told_to_use_tls(start_server, ca):
             while more := connection.recv(4096):
                 answer += more
         assert TLS_ONLY in answer
-        goaway = b"\0\0\x20\7"
+        goaway = bytes((0, 0, 8 + len(TLS_ONLY), 7))
         assert answer.startswith(b"HTTP/1.1 400 " if said.startswith(b"GET") else goaway)
     with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as refused:
         attend(channel)
@@ -121,7 +122,7 @@ def test_plaintext_is_told_to_use_tls(start_server, ca):
 
 
 def test_sessions_of_tls_are_not_resumed(start_server, ca):
-    """Who is revoked meanwhile would come in again."""
+    """A client revoked meanwhile would be let in again."""
     server = start_server(*ca.serve_mtls())
     context = ca.context("client")
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
@@ -151,7 +152,7 @@ def test_sessions_of_tls_are_not_resumed(start_server, ca):
     (("--tls-cert", "{ca.server}", "--tls-key", "{ca.server_key}", "--tls-client-ca", "{ca.ca}",
       "--tls-crl", "{ca.ca}"), "tls-crl {ca.ca} has no revocation list in PEM"),
 ])
-def test_wrong_files_end_the_start_and_are_named(tmp_path, ca, flags, error):
+def test_wrong_files_fail_the_start_and_are_named(tmp_path, ca, flags, error):
     late = ca.issue("late_server", days=-1, usage="serverAuth")
     wanted = [flag.format(ca=ca, late=late) for flag in flags]
     with pytest.raises(AssertionError) as failed:
@@ -160,7 +161,7 @@ def test_wrong_files_end_the_start_and_are_named(tmp_path, ca, flags, error):
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0"])
-def test_beyond_loopback_is_tls_or_said_to_be_insecure(start_server, tmp_path, ca, address):
+def test_beyond_loopback_needs_tls_or_insecure(start_server, tmp_path, ca, address):
     with pytest.raises(AssertionError) as failed:
         harness.Server(tmp_path, listen=address).kill()
     assert f"--listen: {address} is beyond loopback" in str(failed.value)
@@ -196,7 +197,7 @@ def der(path):
     return ssl.PEM_cert_to_DER_cert(path.read_text())
 
 
-def test_certificates_are_exchanged_under_load_and_no_call_fails(start_server, ca, tmp_path):
+def test_certificates_are_replaced_under_load_without_failed_calls(start_server, ca, tmp_path):
     files = Files(tmp_path, ca)
     server = start_server(*files.flags())
     ends = threading.Event()
@@ -241,11 +242,11 @@ def test_certificates_are_exchanged_under_load_and_no_call_fails(start_server, c
             caller.join()
     assert not wrong
     assert set(done) == {False, True}
-    assert "certificates are taken" in server.log()
+    assert "certificates reloaded" in server.log()
 
 
-def test_who_is_revoked_comes_in_no_more(start_server, ca, tmp_path):
-    """Lists in a folder; what is revoked later has no new connection."""
+def test_revoked_clients_are_refused(start_server, ca, tmp_path):
+    """Lists in a folder; clients revoked later get no new connection."""
     own = certificates.Authority(tmp_path / "own", clients="client other")
     lists = tmp_path / "lists"
     lists.mkdir()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend-client and the Python package over TLS: flags and environment, and what they say of a
-server that they cannot use."""
+"""attend-client and the Python package over TLS: flags and environment, and their errors for
+servers that they cannot use."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def mtls(tmp_path_factory, ca):
 
 
 def flags(ca, client=None, of=None):
-    """What attend-client is given; `client`: the name of its certificate, of another authority if
+    """Arguments of attend-client; `client`: the name of its certificate, of another authority if
     `of` is one."""
     shown = ()
     if client is not None:
@@ -29,7 +29,7 @@ def flags(ca, client=None, of=None):
 
 
 def said(address, *flags, **options):
-    """What `attend-client info` has against it."""
+    """The error of `attend-client info`."""
     done = harness.run_client("info", "--server", address, "--attempts", "1", *flags, check=False,
                               **options)
     assert done.returncode == 1, done.stdout
@@ -58,21 +58,22 @@ def test_server_and_client_may_share_an_environment(start_server, ca):
                               env={**env, "ATTEND_SERVER": server.address}).returncode == 0
 
 
-def test_the_client_says_why_the_server_refuses_it(mtls, ca, foreign):
-    assert "it takes only clients that show a certificate" in said(mtls.address, *flags(ca))
+def test_the_client_reports_why_the_server_refuses_it(mtls, ca, foreign):
+    assert "it accepts only clients with a certificate" in said(mtls.address, *flags(ca))
     assert "this client's certificate has been revoked" in \
         said(mtls.address, *flags(ca, "revoked"))
     ca.issue("late", days=-1)
     assert "this client's certificate has expired" in said(mtls.address, *flags(ca, "late"))
-    assert "of an authority that the server does not know" in \
+    assert "signed by an authority that the server does not trust" in \
         said(mtls.address, *flags(ca, "client", of=foreign))
     assert "or takes TLS only" in said(mtls.address)
 
 
-def test_the_client_says_why_it_refuses_the_server(start_server, server, ca, foreign, tmp_path):
+def test_the_client_reports_why_it_refuses_the_server(start_server, server, ca, foreign, tmp_path):
     tls = start_server(*ca.serve())
-    assert f"is of no authority in tls_ca {foreign.ca}" in said(tls.address, *flags(foreign))
-    assert "is of no authority in tls_ca system" in said(tls.address, "--tls-ca", "system")
+    unsigned = "is not signed by an authority in tls_ca"
+    assert f"{unsigned} {foreign.ca}" in said(tls.address, *flags(foreign))
+    assert f"{unsigned} system" in said(tls.address, "--tls-ca", "system")
     wrong = said(tls.address, *flags(ca), "--tls-server-name", "elsewhere.example")
     assert "the server's certificate is not for elsewhere.example" in wrong
     done = harness.run_client("info", "--server", tls.address, *flags(ca), "--tls-server-name",
@@ -83,7 +84,7 @@ def test_the_client_says_why_it_refuses_the_server(start_server, server, ca, for
     with certificates.s_server(ca.short, ca.short_key) as address:
         assert "the server's certificate has expired" in said(address, *flags(ca))
     plaintext = said(server.address, *flags(ca))
-    assert f"no TLS is spoken at {server.address}, it is a plaintext port" in plaintext
+    assert f"there is no TLS at {server.address}, it is a plaintext port" in plaintext
 
 
 def test_wrong_files_are_named(ca, foreign, tmp_path):
@@ -119,7 +120,7 @@ def test_python_speaks_tls(libraries, mtls, ca, monkeypatch):
     with attend.Client(mtls.address) as client:
         assert np.allclose(client.attention(q, q, q), q)
     with attend.Client(mtls.address, tls_cert="", tls_key="", attempts=1) as client, \
-            pytest.raises(attend.Error, match="only clients that show a certificate"):
+            pytest.raises(attend.Error, match="only clients with a certificate"):
         client.server_info()
     with pytest.raises(attend.Error, match="tls_ca /nowhere: No such file or directory"):
         attend.Client(mtls.address, tls_ca="/nowhere")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients say who they are: by a file, the environment or an argument, on every kind of call;
-and tell nobody else."""
+"""Clients authenticate by a file, the environment or an argument, on every kind of call, and reveal
+the token to no other server."""
 
 import os
 import pathlib
@@ -54,7 +54,7 @@ def token(folder, name):
     return (folder / name).read_text().strip()
 
 
-def test_a_made_token_is_in_its_file_alone(folder, tmp_path):
+def test_a_made_token_is_only_in_its_file(folder, tmp_path):
     line = make_token("ci", "--out", tmp_path / "ci", "--tenant", "blue", "--any-tenant")
     made = (tmp_path / "ci").read_text().strip()
     assert stat.S_IMODE(os.stat(tmp_path / "ci").st_mode) == 0o600
@@ -102,8 +102,8 @@ def test_attend_client_has_its_token_from_a_file_or_the_environment(server, fold
                folder / "blue").stdout.strip()
     done = run("session", "free", made, "--token-file", folder / "computes", check=False)
     assert done.returncode == 1
-    assert done.stderr == (f'attend-client: PERMISSION_DENIED: {made}: the caller "computes" has '
-                           'no scope sessions\n')
+    assert done.stderr == (f'attend-client: PERMISSION_DENIED: {made}: the caller "computes" lacks '
+                           'the scope sessions\n')
     run("session", "free", made, "--token-file", folder / "blue")
 
 
@@ -128,13 +128,13 @@ def test_attend_client_keeps_its_token(server, folder, tmp_path):
     assert done.returncode == 2 and secret not in done.stderr
 
 
-def test_a_proxy_hears_nothing_of_a_token(server, folder):
+def test_a_proxy_never_sees_a_token(server, folder):
     """gRPC would send calls, localhost's too, through $http_proxy."""
     harness.run_client("info", "--server", server.address, "--token-file", folder / "blue",
                        env={"http_proxy": "http://127.0.0.1:1", "no_proxy": ""})
 
 
-def test_python_says_who_calls(server, folder):
+def test_python_sends_its_token(server, folder):
     q = np.ones((1, 1, 256, 64), np.float32)
     with pytest.raises(attend.Error) as refused:
         with attend.Client(server.address) as client:
@@ -186,8 +186,8 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
-def test_who_made_the_shared_memorys_path_first_hears_no_token(folder, start_server):
-    """As with a server in a container: what it calls its socket is anyone's on this host."""
+def test_an_impostor_at_the_shared_memorys_path_gets_no_token(folder, start_server):
+    """As with a server in a container: its socket's path may belong to anyone on this host."""
     public = pathlib.Path(tempfile.mkdtemp(prefix="attend-public-"))
     public.chmod(0o1777)
     path = public / "of-server" / "sock"

@@ -126,7 +126,7 @@ def test_a_share_of_calls_begins_traces_and_streams_have_a_span_each(start_serve
     assert {(span.trace, span.parent) for span in of_stream} == {(TRACE, PARENT)}
 
 
-def test_a_collector_that_is_gone_or_refuses_costs_spans_and_no_call(start_server):
+def test_a_missing_or_refusing_collector_loses_spans_but_no_call(start_server):
     gone = f"127.0.0.1:{harness.free_port()}"
     server = start_server("--otlp-endpoint", gone, "--otlp-sample", "1")
     wire.assert_serves(server.address)
@@ -194,7 +194,7 @@ def test_the_tool_and_the_library_pass_a_trace_on(start_server, collector, libra
         assert method in methods
 
 
-def test_a_client_of_a_span_has_it_in_all_that_it_asks(start_server, collector, libraries, random):
+def test_a_client_with_a_span_sends_it_on_every_call(start_server, collector, libraries, random):
     import attend
     server = start_server("--otlp-endpoint", collector.address)
     q = random.standard_normal((1, 2, 16, 16)).astype("float32")
@@ -228,7 +228,7 @@ def test_spans_have_no_names_that_clients_make_up(start_server, collector):
     assert [span.name for span in collector.spans()] == ["unknown method"] * 3
 
 
-def test_nothing_is_returned_where_nothing_is_written_down_but_failures(start_server):
+def test_without_sampling_only_failures_return_a_trace(start_server):
     server = start_server("--log-format", "json")
     assert attend(server.address, [("traceparent", SAMPLED)]) == []
     with pytest.raises(grpc.RpcError):
@@ -244,7 +244,7 @@ def ca(tmp_path_factory):
     return certificates.Authority(tmp_path_factory.mktemp("ca"))
 
 
-def test_spans_go_over_tls_to_who_is_trusted_alone(start_server, ca, tmp_path):
+def test_spans_are_sent_only_to_a_trusted_collector(start_server, ca, tmp_path):
     """A collector that asks for a certificate; first one of an authority that is not trusted."""
     foreign = certificates.Authority(tmp_path / "foreign")
     shown = [(ca.server_key.read_bytes(), ca.server.read_bytes())]
@@ -274,7 +274,7 @@ def test_spans_go_over_tls_to_who_is_trusted_alone(start_server, ca, tmp_path):
     collector.stop()
 
 
-def test_a_collector_without_tls_gets_nothing_that_was_meant_for_one_with(start_server, collector,
+def test_a_plaintext_collector_gets_no_spans_meant_for_tls(start_server, collector,
                                                                         ca):
     server = start_server("--otlp-endpoint", f"https://{collector.address}", "--otlp-sample", "1",
                           "--otlp-tls-ca", ca.ca)
@@ -283,7 +283,7 @@ def test_a_collector_without_tls_gets_nothing_that_was_meant_for_one_with(start_
     assert collector.spans() == [] and server.stop() == 0
 
 
-def test_files_for_a_collector_that_are_wrong_are_errors_at_the_start(tmp_path, ca):
+def test_wrong_files_for_a_collector_fail_the_start(tmp_path, ca):
     def error(*flags):
         with pytest.raises(AssertionError) as failed:
             harness.Server(tmp_path / "server", "--otlp-endpoint", "https://127.0.0.1:1", *flags)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may connect to a Unix socket, and how its calls are known."""
+"""Who may connect to a Unix socket, and how its calls are attributed."""
 
 import os
 import pwd
@@ -35,10 +35,10 @@ def test_only_socket_users_connect(start_server, tmp_path):
 
 
 def test_each_tenants_socket_has_its_own_users(start_server, tmp_path):
-    """Who is one tenant's user is not the other by its socket, whatever the files' modes."""
+    """A user of one tenant's socket cannot use the other's, whatever the files' modes."""
     me = os.getuid()
     blue, green = f"unix:{tmp_path}/blue.sock", f"unix:{tmp_path}/green.sock"
-    with pytest.raises(harness.ServerEnded, match="there are sockets of several tenants"):
+    with pytest.raises(harness.ServerEnded, match="with sockets of several tenants"):
         start_server("--tenant=blue=1,green=1", "--socket-users", f"{me},{me + 1}",
                      listen=f"{blue}?tenant=blue,{green}?tenant=green")
     server = start_server(
@@ -52,19 +52,19 @@ def test_each_tenants_socket_has_its_own_users(start_server, tmp_path):
         0o666, 0o606]
 
 
-def test_an_unknown_user_ends_the_start(tmp_path):
+def test_an_unknown_user_fails_the_start(tmp_path):
     with pytest.raises(AssertionError, match="socket-users nobody-here: no such user"):
         harness.Server(tmp_path, "--socket-users", "nobody-here").kill()
 
 
 def test_calls_are_known_by_the_socket_not_by_what_the_client_says(start_server, tmp_path):
-    """gRPC would name the client's end, which any client binds to the name that it likes."""
+    """gRPC would report the client's end, which a client can bind to any name."""
     mine, other = tmp_path / "mine ä.sock", tmp_path / "other.sock"
     server = start_server("--tenant=a=1", listen=f"unix:{mine}?tenant=a,unix:{other}")
     assert server.addresses == [f"unix:{mine}", f"unix:{other}"]
 
     def peers(path):
-        """Those of its calls that are in the log, each with the number of its connection."""
+        """The logged calls, each with the number of its connection."""
         return re.findall(f'peer="unix:{re.escape(path)}:[0-9]+"', server.log())
 
     fail(f"unix:{other}")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that does not run as root: no other process of its user reads its memory, with the keys
-and tokens in it, and its own needs of /proc are met all the same."""
+"""A server that does not run as root: no other process of its user can read its memory, which holds
+keys and tokens, while its own uses of /proc still work."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ NOBODY = 65534
 
 
 def become():
-    """Where tests are not root's, the server's user is theirs."""
+    """If the tests do not run as root, the server's user is theirs."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -59,7 +59,7 @@ def read(path):
                            path)
 
 
-def test_its_memory_is_not_for_its_users_other_processes(start):
+def test_other_processes_of_its_user_cannot_read_its_memory(start):
     server = start()
     for name in ("environ", "mem", "maps", "auxv"):
         done = read(f"/proc/{server.process.pid}/{name}")
@@ -67,13 +67,13 @@ def test_its_memory_is_not_for_its_users_other_processes(start):
     assert server.stop() == 0
 
 
-def test_who_asks_for_it_may_debug_it(start):
+def test_debugging_can_be_enabled(start):
     server = start("--core-dumps")
     assert read(f"/proc/{server.process.pid}/environ").returncode == 0
     assert server.stop() == 0
 
 
-def test_metrics_and_shared_memory_work_all_the_same(start, folder):
+def test_metrics_and_shared_memory_still_work(start, folder):
     server = start("--shared-memory", "--shared-memory-socket", folder / "0" / "shm" / "sock")
     assert server.metric("process_open_fds") > 3
     assert server.metric("process_resident_memory_bytes") > 0

@@ -22,7 +22,7 @@ def test_the_quick_start_passes_on_debian_13():
     output = passes("tests/ecosystem/trixie")
     assert output.startswith("13"), output[:200]
     assert "client.attention: (1, 8, 1024, 64)" in output, "the wheel"
-    assert "the server finished what it had and ended with code 0" in output
+    assert "the server finished its requests and exited with code 0" in output
 
 
 def test_the_image_with_cuda_kernels_serves():

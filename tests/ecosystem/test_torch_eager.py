@@ -174,7 +174,7 @@ def test_what_a_plan_does_not_cover_is_checked(plans):
         attention(q.clone().requires_grad_(), k, v)
     with pytest.raises(attend_kernels.Error, match=r"dropout_seed is -1, must be in \[0, 2\^64\)"):
         attention(q, k, v, **dict(dropped, dropout_seed=-1))
-    with pytest.raises(attend_kernels.Error, match="dropout_seed is no integer"):
+    with pytest.raises(attend_kernels.Error, match="dropout_seed is not an integer"):
         attention(q, k, v, **dict(dropped, dropout_seed=0.5))
     with pytest.raises(attend_kernels.Error, match="k has dtype float16, must be q's"):
         attention(q, k.half(), v)

@@ -39,7 +39,7 @@ void Write(const std::string& target, const std::string& name, const std::string
 std::vector<v1::AttendRequest> SmallRequests(size_t count) {
   std::vector<v1::AttendRequest> requests;
   for (uint64_t seed = 1; requests.size() < count; ++seed) {
-    test::WireProblem problem = test::RandomWireProblem(seed, 60);
+    test::WireProblem problem = test::RandomWireProblem(seed, 60, /*trees=*/false);
     const size_t size = problem.request.ByteSizeLong();
     if (size >= 80 && size <= 800) requests.push_back(std::move(problem.request));
   }
@@ -56,6 +56,17 @@ v1::AttendRequest DroppedRequest() {
   return dropped;
 }
 
+// Two sequences with a tree of three tokens each, of which the second uses two.
+v1::AttendRequest TreeRequest() {
+  const test::ProblemSpec spec = test::MakeSpec(2, 2, 1, 3, 4, 2, 2);
+  v1::AttendRequest request = test::ToRequest(spec, test::MakeAttention(spec, 1));
+  request.set_tree("\1\3\5\1\3\7");
+  request.set_tree_tokens(3);
+  request.add_tree_lengths(3);
+  request.add_tree_lengths(2);
+  return request;
+}
+
 void Requests() {
   int number = 0;
   for (const v1::AttendRequest& request : SmallRequests(12)) {
@@ -66,6 +77,7 @@ void Requests() {
   const test::WireGradients gradients(spec, 1);
   Write("request", "backward", Join({gradients.request.SerializeAsString()}));
   Write("request", "dropped", Join({DroppedRequest().SerializeAsString()}));
+  Write("request", "tree", Join({TreeRequest().SerializeAsString()}));
   // In the two regions that request_fuzz.cc makes.
   v1::AttendRequest shared = test::PlainWireProblem(1, 2, 4).request;
   shared.clear_raw();

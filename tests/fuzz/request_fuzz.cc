@@ -110,6 +110,7 @@ Status Decode(std::span<const ByteSpan> slices, bool as_pieces, Server& server, 
   out.request.output = std::move(*output);
   ATTEND_RETURN_IF_ERROR(ReservePages(out.plan, out.request));
   PlaceArrays(message, out.validated, out.plan, out.request);
+  WriteTreeBias(out.validated, out.plan, out.request);
   if (!as_pieces) {
     CopyTensors(message, out.validated, out.plan, out.request);
     return Status();
@@ -166,6 +167,13 @@ void RequirePlaced(const v1::AttendRequest& sent, const Decoded& decoded) {
   RequireArray(sent.cu_kv(), a.kv_offsets, "cu_kv");
   RequireArray(sent.alibi_slopes(), a.alibi_slopes, "alibi_slopes");
   RequireArray(sent.sinks(), a.sinks, "sinks");
+  const bool has_tree = decoded.validated.tree.tokens > 0;
+  ATTEND_FUZZ_REQUIRE(has_tree == !sent.tree().empty(), "tree");
+  if (has_tree) {
+    const char* const bits = static_cast<const char*>(decoded.request.input.data()) +
+                             decoded.plan.arrays[static_cast<size_t>(ArrayField::kTree)];
+    ATTEND_FUZZ_REQUIRE(sent.tree() == std::string_view(bits, sent.tree().size()), "tree's bits");
+  }
   const std::optional<BackwardPass>& backward = decoded.request.backward;
   const void* tensors[kTensorsMax] = {a.q.data, a.k.data, a.v.data, a.bias.data};
   if (backward) {
@@ -238,7 +246,8 @@ void RunOne(const std::string& bytes, std::mt19937_64& random) {
   // With the message itself and the block that its tensors were copied to.
   const auto size = static_cast<int64_t>(bytes.size());
   const int64_t held = peak.bytes() + size + HostPool::BlockBytes(decoded.request.input.bytes());
-  ATTEND_FUZZ_REQUIRE(held <= 2 * size + (int64_t{64} << 10),
+  // A tree is written out, within the budget.
+  ATTEND_FUZZ_REQUIRE(held <= 2 * size + decoded.validated.tree_bytes + (int64_t{64} << 10),
                       std::to_string(held) + " bytes for a message of " + std::to_string(size));
   if (!status.ok()) {
     RequireRefusal(status, {Code::kInvalidArgument, Code::kUnimplemented, Code::kNotFound,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The wire format of every message, enum and method against field_numbers.txt, so that clients and
-// servers of different versions go on understanding each other.
+// The wire format of every message, enum and method compared with field_numbers.txt, so that
+// clients and servers of different versions remain compatible.
 
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
@@ -99,7 +99,7 @@ Lines LinesOfListing() {
   return lines;
 }
 
-TEST(FieldNumbersTest, NothingThatOtherVersionsSendHasChanged) {
+TEST(FieldNumbersTest, TheWireFormatHasNotChanged) {
   const Lines now = LinesOfProtocol();
   const std::set<std::string> known(now.begin(), now.end());
   for (const std::string& line : LinesOfListing()) {
@@ -111,7 +111,7 @@ TEST(FieldNumbersTest, NothingThatOtherVersionsSendHasChanged) {
   }
 }
 
-TEST(FieldNumbersTest, WhatIsNewIsListed) {
+TEST(FieldNumbersTest, NewFieldsAreListed) {
   const Lines listing = LinesOfListing();
   const std::set<std::string> listed(listing.begin(), listing.end());
   EXPECT_EQ(listed.size(), listing.size()) << "a line stands twice in " << FIELD_NUMBERS;

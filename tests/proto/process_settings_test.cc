@@ -15,12 +15,13 @@
 namespace attend {
 namespace {
 
-TEST(ProcessSettingsTest, TuningIsTakenByGlibc) {
+TEST(ProcessSettingsTest, GlibcAcceptsTheTuning) {
   if (!kMallocHasBlocks) GTEST_SKIP() << "another malloc";
   const TunedAllocator made = TuneAllocatorAndBlocks();
   EXPECT_TRUE(made.tuned);
   EXPECT_EQ(made.blocks.bytes, kReceiveBlocksBytes);
-  // A freed block of this size would be unmapped by default; now the next one is the same memory.
+  // By default a freed block of this size would be unmapped; with the tuning the next one reuses
+  // it.
   void* first = malloc(size_t{8} << 20);
   const uintptr_t address = reinterpret_cast<uintptr_t>(first);
   EXPECT_EQ(mallinfo2().hblks, 0u) << "large blocks are still mapped one by one";
@@ -30,7 +31,7 @@ TEST(ProcessSettingsTest, TuningIsTakenByGlibc) {
   free(second);
 }
 
-// As those of clients' answers. In any arena but the first they would be mapped one by one.
+// Like those of clients' answers. In any arena but the first they would be mapped one by one.
 TEST(ProcessSettingsTest, OneArenaKeepsLargePiecesOfAnyThread) {
   if (!kMallocHasBlocks) GTEST_SKIP() << "another malloc";
   TuneAllocatorAndBlocks();
@@ -41,8 +42,8 @@ TEST(ProcessSettingsTest, OneArenaKeepsLargePiecesOfAnyThread) {
   }).join();
 }
 
-// Two locks taken in both orders: the search would end the process.
-TEST(ProcessSettingsTest, NoLockIsLookedUpForDeadlocks) {
+// Two locks taken in both orders: deadlock detection would abort the process.
+TEST(ProcessSettingsTest, AbseilsDeadlockDetectionIsOff) {
   SkipDeadlockSearch();
   absl::Mutex first;
   absl::Mutex second;

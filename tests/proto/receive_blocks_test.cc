@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// This program's malloc is the one with blocks, but for under sanitizers: there what needs it is
-// skipped, and the stack of blocks is tested alone.
+// This program's malloc is the one with blocks, except under sanitizers: there the tests that need
+// it are skipped, and the stack of blocks is tested alone.
 
 #include "proto/process/receive_blocks.h"
 
@@ -23,7 +23,7 @@
 namespace attend {
 namespace {
 
-TEST(BlockStack, GivesEachNumberOnceAndTheLastOneBackFirst) {
+TEST(BlockStack, GivesEachNumberOnceAndReusesTheLastFreed) {
   std::atomic<uint32_t> links[3] = {};
   BlockStack stack;
   EXPECT_EQ(stack.Take(), BlockStack::kNone);
@@ -43,7 +43,7 @@ TEST(BlockStack, GivesEachNumberOnceAndTheLastOneBackFirst) {
   EXPECT_EQ(stack.Take(), BlockStack::kNone);
 }
 
-// What an owner writes is plain memory: TSan sees it if two own one block, or one too early.
+// Owners write to plain memory: TSan sees it if two own one block, or one owns it too early.
 TEST(BlockStack, ABlockHasOneOwner) {
   constexpr uint32_t kBlocks = 5;
   constexpr int kThreads = 4;
@@ -80,7 +80,7 @@ TEST(BlockStack, ABlockHasOneOwner) {
   EXPECT_EQ(stack.Take(), BlockStack::kNone);
 }
 
-// Not what the compiler knows about these, which lets it leave calls out.
+// Hides the calls from the compiler, which could otherwise remove them.
 void* (*volatile Malloc)(size_t) = std::malloc;
 void* (*volatile Realloc)(void*, size_t) = std::realloc;
 void (*volatile Free)(void*) = std::free;
@@ -105,7 +105,7 @@ class ReceiveBlocksTest : public ::testing::Test {
   ReceiveBlocks blocks_;
 };
 
-TEST_F(ReceiveBlocksTest, BuffersAreBlocksAndNothingElseIs) {
+TEST_F(ReceiveBlocksTest, OnlyReceiveBuffersAreBlocks) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(blocks_.begin) % 4096, 0u);
   EXPECT_EQ(ReserveReceiveBlocks(2 * kBytes).begin, blocks_.begin) << "once";
   for (const size_t bytes : {kLarge, kSmall, size_t{65537}, size_t{8193}, size_t{66048}}) {
@@ -127,7 +127,7 @@ TEST_F(ReceiveBlocksTest, BuffersAreBlocksAndNothingElseIs) {
   EXPECT_EQ(Malloc(SIZE_MAX), nullptr);
 }
 
-TEST_F(ReceiveBlocksTest, ABlockThatWasFreedIsTheNext) {
+TEST_F(ReceiveBlocksTest, AFreedBlockIsReused) {
   void* const first = Malloc(kLarge);
   std::thread([&] { Free(first); }).join();
   void* const second = Malloc(kLarge);
@@ -135,7 +135,7 @@ TEST_F(ReceiveBlocksTest, ABlockThatWasFreedIsTheNext) {
   Free(second);
 }
 
-TEST_F(ReceiveBlocksTest, NoTwoOverlapAndTheHeapFollowsTheLast) {
+TEST_F(ReceiveBlocksTest, BlocksDoNotOverlapAndTheHeapFollowsTheLast) {
   std::vector<char*> data;
   size_t in_blocks = 0;
   for (const size_t bytes : {kLarge, kSmall}) {
@@ -159,7 +159,7 @@ TEST_F(ReceiveBlocksTest, NoTwoOverlapAndTheHeapFollowsTheLast) {
   }
 }
 
-TEST_F(ReceiveBlocksTest, ReallocKeepsWhatWasThere) {
+TEST_F(ReceiveBlocksTest, ReallocKeepsTheContents) {
   auto* data = static_cast<char*>(Malloc(kSmall));
   std::memset(data, 7, kSmall);
   EXPECT_EQ(Realloc(data, kSmall + 100), data) << "there is room";
@@ -189,7 +189,7 @@ TEST_F(ReceiveBlocksTest, ReallocKeepsWhatWasThere) {
   Free(again);
 }
 
-TEST_F(ReceiveBlocksTest, LibrariesUseItToo) {
+TEST_F(ReceiveBlocksTest, LibrariesUseThisMallocToo) {
   const std::string text(kLarge, 'x');
   char* const copy = strdup(text.c_str());  // the C library's call of malloc
   EXPECT_TRUE(IsBlock(copy));
@@ -210,7 +210,7 @@ TEST_F(ReceiveBlocksTest, LibrariesUseItToo) {
   Free(std::calloc(1, kLarge));
 }
 
-TEST_F(ReceiveBlocksTest, WhatMallocDidNotReturnIsFatal) {
+TEST_F(ReceiveBlocksTest, FreeingForeignPointersIsFatal) {
   auto* const data = static_cast<char*>(Malloc(kLarge));
   EXPECT_DEATH(Free(data + 16), "");
   EXPECT_DEATH(

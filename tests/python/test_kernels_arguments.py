@@ -53,7 +53,7 @@ DENSE = [
     (dict(dropout_p=0.5), "dropout_seed is None, dropout_p 0.5 needs one"),
     (dict(dropout_p=0.5, dropout_seed=-1), "dropout_seed is -1, must be in [0, 2^64)"),
     (dict(dropout_seed=2**64), "dropout_seed is 18446744073709551616, must be in [0, 2^64)"),
-    (dict(dropout_p=0.5, dropout_seed=0.5), "dropout_seed is no integer"),
+    (dict(dropout_p=0.5, dropout_seed=0.5), "dropout_seed is not an integer"),
     (dict(sinks=[0.0] * 3), "sinks has shape (3,), must be (4,)"),
     (dict(sinks=["a"]), "sinks holds no plain numbers"),
     (dict(alibi_slopes=[[0.0] * 4] * 3), "alibi_slopes has shape (3, 4), must be (4,) or (2, 4)"),

@@ -16,7 +16,7 @@ module, and in the lib and build folders around it.
 
 import pkgutil
 
-from attend_kernels import Error, __version__
+from attend_kernels import Error, __version__, tree_from_parents
 
 from . import aio
 from ._attention import attention, backward
@@ -31,4 +31,4 @@ from ._stream import Stream
 __path__ = pkgutil.extend_path(__path__, __name__)
 __all__ = ["Answer", "Call", "Check", "Client", "Error", "LayerShape", "Session", "Stream",
            "Timings", "__version__", "aio", "attention", "backward", "connect", "connected",
-           "merge_partial", "merge_partial_gradients"]
+           "merge_partial", "merge_partial_gradients", "tree_from_parents"]

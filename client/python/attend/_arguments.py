@@ -8,7 +8,7 @@ import ctypes
 import math
 import sys
 
-from attend_kernels import _checks, _tensors
+from attend_kernels import _checks, _tensors, _tree
 from attend_kernels._call import LAYOUTS as _AXES
 from attend_kernels._call import dropout_seed
 from attend_kernels._library import CPU, ITEM_BYTES, invalid
@@ -81,7 +81,7 @@ class Arguments:
         for name in _checks.names("wanted", wanted):
             p.wanted |= _checks.one_of("wanted", name, WANTED)
             if name in ("bias", "sinks") and self.a[name] is None:
-                raise invalid(f"wanted has {name!r}, but there are none")
+                raise invalid(f"wanted has {name!r}, which the call does not have")
         if not p.wanted:
             raise invalid("wanted is empty, must have some of " + ", ".join(WANTED))
         if o is not None:
@@ -186,6 +186,11 @@ class Arguments:
             raise invalid(f"dropout_seed is None, dropout_p {a['dropout_p']} needs one")
         if a["bias"] is not None:
             self._read_bias(a["bias"])
+        tree = _tree.packed(a, self.batch)
+        if tree is not None:
+            bits, shape = tree
+            p.tree = self._struct(self._read("tree", bits, ("uint8",)), BIT, shape)
+            p.tree_lengths = self._numbers(NumbersStruct, "tree_lengths", "q", (self.batch,))
 
     def _read_bias(self, bias):
         masks = _tensors.is_mask(bias)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import attend_kernels
-from attend_kernels._library import unimplemented
+from attend_kernels._library import invalid, unimplemented
 
 from . import _connection
 from ._arguments import check_answer, check_names
@@ -25,7 +25,7 @@ def _in_process(what: str, given: Any) -> dict[str, Any]:
         return given
     check_names(what, given)
     if given.get("check"):
-        raise unimplemented("check is a server's: use attend.connect")
+        raise unimplemented("check needs a server: use attend.connect")
     return {name: value for name, value in given.items() if name not in _SERVERS}
 
 
@@ -55,7 +55,9 @@ def backward(d_o: Array, q: Array, k: Array, v: Array, o: Array = None, lse: Arr
     check_answer(o, lse)
     if o is None:
         o, lse = attend_kernels.attention(q, k, v, **{**given, "return_lse": True})
-    for name in ("return_lse", "o_dtype"):
+    if given.get("tree") is not None:
+        raise invalid("tree is given, must be None: its gradients are those of a bias of bool")
+    for name in ("return_lse", "o_dtype", "tree", "tree_lengths"):
         given.pop(name, None)
     return attend_kernels.attention_backward(d_o, q, k, v, o, lse, d_lse=d_lse, wanted=wanted,
                                              **given)

@@ -184,6 +184,9 @@ class Client:
             the parts' answers.
         bias: [B|1, Hq|1, Lq|1, Lk], leading dimensions optional; numeric, or bool: a mask, where
             True keeps the key.
+        tree: bool [B|1, T, T], in place of a bias: the mask of a draft of T tokens, each sequence's
+            last queries and keys. tree_from_parents makes it. tree_lengths: [B] tokens of each
+            draft, if not all have T.
         alibi_slopes [Hq] or [B, Hq]; sinks [Hq].
         q_lengths, kv_lengths: [B] true lengths; rows beyond are ignored, and their O is 0.
         cu_seqlens_q, cu_seqlens_k: [B + 1], for "LHD". max_seqlen_q, max_seqlen_k: ignored.

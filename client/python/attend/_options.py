@@ -34,6 +34,8 @@ class OptionsButLse(TypedDict, total=False):
     scale: float | None
     softcap: float
     bias: Array
+    tree: Array
+    tree_lengths: Numbers
     alibi_slopes: Numbers
     sinks: Numbers
     q_lengths: Numbers
@@ -62,10 +64,11 @@ class CallOptions(OptionsButLse, total=False):
 
 DEFAULTS: dict[str, Any] = dict(
     causal=False, alignment="bottom_right", window=None, key_offset=0, keys_after=0, scale=None,
-    softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None,
-    cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD",
-    return_lse=False, o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto", check=False,
-    priority=0, request_id="", timeout=None, tenant=None, traceparent=None, transport="auto")
+    softcap=0.0, bias=None, tree=None, tree_lengths=None, alibi_slopes=None, sinks=None,
+    q_lengths=None, kv_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
+    max_seqlen_k=None, layout="BHLD", return_lse=False, o_dtype=None, dropout_p=0.0,
+    dropout_seed=None, kernel="auto", check=False, priority=0, request_id="", timeout=None,
+    tenant=None, traceparent=None, transport="auto")
 
 class ClientOptions(TypedDict, total=False):
     """The options that `Client` documents."""

@@ -196,6 +196,16 @@ class Session(NotCopied):
         check(library().session_truncate(self._open_handle(),
                                          integer("length", length, 0, _INT64_MAX)))
 
+    def keep_draft(self, length: int, kept: Iterable[int]) -> None:
+        """Keeps some tokens of a draft in all layers. length: the tokens before it; what follows
+        them, at most 1024, is the draft. kept: the indices, in ascending order and counted from 0,
+        of its tokens that stay. They move up to follow the first `length` tokens, the rest is
+        removed, and nothing is sent again."""
+        indices = [integer("kept", index, 0, _INT64_MAX) for index in kept]
+        check(library().session_keep_draft(self._open_handle(),
+                                           integer("length", length, 0, _INT64_MAX),
+                                           (ctypes.c_int64 * len(indices))(*indices), len(indices)))
+
     def keep_alive(self) -> None:
         """Renews the lease, as every use does."""
         check(library().session_keep_alive(self._open_handle()))

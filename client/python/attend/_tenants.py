@@ -65,5 +65,5 @@ class Tenants:
     @staticmethod
     def _warn(name: str, known: frozenset[str]) -> None:
         # All warnings come from this line, so that Python's filters show each text once.
-        warnings.warn(f"the server knows no tenant {printable(repr(name))}, only "
-                      f"{printable(', '.join(sorted(known)))}: it counts as 'default'")
+        warnings.warn(f"the server has no tenant {printable(repr(name))}, only "
+                      f"{printable(', '.join(sorted(known)))}: its calls count as 'default'")

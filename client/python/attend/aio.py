@@ -270,6 +270,10 @@ class Session(NotCopied):
         """As Session.truncate."""
         await _elsewhere(self._session.truncate, length)
 
+    async def keep_draft(self, length: int, kept: Iterable[int]) -> None:
+        """As Session.keep_draft."""
+        await _elsewhere(self._session.keep_draft, length, list(kept))
+
     async def keep_alive(self) -> None:
         """As Session.keep_alive."""
         await _elsewhere(self._session.keep_alive)

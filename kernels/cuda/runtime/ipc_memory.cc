@@ -31,7 +31,7 @@ Status Refused(cudaError_t error, const std::string& where) {
     case cudaErrorMemoryAllocation:
       return ResourceExhausted(text);
     case cudaErrorAlreadyMapped:
-      return Status(Code::kAlreadyExists, text + ": this process has mapped it before");
+      return Status(Code::kAlreadyExists, text + ": this process has already mapped it");
     case cudaErrorDeviceUninitialized:  // "invalid device context"
       return InvalidArgument(text + ": the process that made a handle cannot open it itself");
     case cudaErrorPeerAccessUnsupported:

@@ -17,7 +17,9 @@ from ._attention import attention, attention_batch, release_workspaces, select
 from ._dlpack import DeviceArray
 from ._gradients import attention_backward, select_backward
 from ._library import Error, device_count
+from ._tree import tree_from_parents
 
 __version__ = "0.1.0"
 __all__ = ["DeviceArray", "Error", "__version__", "attention", "attention_backward",
-           "attention_batch", "device_count", "release_workspaces", "select", "select_backward"]
+           "attention_batch", "device_count", "release_workspaces", "select", "select_backward",
+           "tree_from_parents"]

@@ -16,11 +16,11 @@ from ._workspaces import Workspaces
 
 
 def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, key_offset=0,
-              keys_after=0, scale=None, softcap=0.0, bias=None, alibi_slopes=None, sinks=None,
-              q_lengths=None, kv_lengths=None, page_table=None, cu_seqlens_q=None,
-              cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, layout="BHLD",
-              return_lse=False, o_dtype=None, dropout_p=0.0, dropout_seed=None, kernel="auto",
-              out=None, stream=None, device=None):
+              keys_after=0, scale=None, softcap=0.0, bias=None, tree=None, tree_lengths=None,
+              alibi_slopes=None, sinks=None, q_lengths=None, kv_lengths=None, page_table=None,
+              cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None,
+              layout="BHLD", return_lse=False, o_dtype=None, dropout_p=0.0, dropout_seed=None,
+              kernel="auto", out=None, stream=None, device=None):
     """softmax(scale * q k^T, capped, plus bias, minus ALiBi, under the mask) v, exactly.
 
     q, k, v: float16, bfloat16 or float32, all of one dtype (or float64, for kernel="cpu_reference"
@@ -40,6 +40,11 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, k
         False removes the key completely: NaN and Inf in its K and V have no effect. A bias of -inf
         gives a key weight 0 and hides its V, but a NaN or +Inf score from its K remains, as IEEE
         requires. A finite bias removes no key.
+    tree: bool [B|1, T, T] of NumPy or torch, T up to 1024: the mask of a draft whose tokens are a
+        tree (tree_from_parents). The draft is the last T queries and keys of each sequence; True at
+        [b, i, j] lets its query i see its key j. All else is as without a tree. It is written out
+        as a mask of bits, so not with a bias, nor with lengths on the GPU.
+        tree_lengths: [B] tokens of each sequence's draft, if not all have T.
     alibi_slopes: float32 [Hq] or [B, Hq]. sinks: float32 [Hq], logits that join the sum only.
     q_lengths, kv_lengths: [B] true lengths, for BHLD and BLHD. Rows beyond them are not read, and
         their O is 0. These, cu_seqlens, slopes and sinks may be lists; GPU lengths are int64 and

@@ -5,7 +5,7 @@ import ctypes
 import math
 import operator
 
-from . import _checks, _tensors
+from . import _checks, _tensors, _tree
 from ._library import ALIGNMENTS, BIT, CPU, DTYPES, Params, TensorStruct, invalid
 from ._staging import NoStaging
 
@@ -19,7 +19,7 @@ def dropout_seed(value):
     try:
         seed = operator.index(value)
     except TypeError as failure:
-        raise invalid(f"dropout_seed is no integer: {failure}") from None
+        raise invalid(f"dropout_seed is not an integer: {failure}") from None
     if not 0 <= seed < 2**64:
         raise invalid(f"dropout_seed is {value}, must be in [0, 2^64)")
     return seed
@@ -31,6 +31,8 @@ class Call:
     def __init__(self, arguments, staging):
         self.a, self.staging = arguments, staging
         self.made = []  # arrays allocated here for the caller
+        # Lengths that were given, by field of `params`: (name, values or None if on the GPU).
+        self.host_lengths = {}
         self.axes = _checks.one_of("layout", arguments["layout"], LAYOUTS)
         self.packed = self.axes[0] is None
         alignment = _checks.one_of("alignment", arguments["alignment"], ALIGNMENTS)
@@ -139,8 +141,11 @@ class Call:
             if self.a[name] is not None:
                 raise invalid(f"{name} is given, but layout {self.a['layout']} has none")
         if not self.packed:
-            p.q_lengths, _ = self._lengths("q_lengths", p.batch, p.len_q)
-            p.kv_lengths, _ = self._lengths("kv_lengths", p.batch, p.len_k)
+            for name, longest in (("q_lengths", p.len_q), ("kv_lengths", p.len_k)):
+                address, given = self._lengths(name, p.batch, longest)
+                setattr(p, name, address)
+                if given is not None:
+                    self.host_lengths[name] = name, given[0]
             return
         p.q_offsets, p.len_q, p.batch = self._offsets("q", p.total_q)
         p.kv_offsets, p.len_k, batch = self._offsets("k", p.total_k)
@@ -176,6 +181,7 @@ class Call:
         if self.a[name] is None:
             raise invalid(f"{name} is None, layout LHD needs it")
         address, (values, count) = self._lengths(name, None, total)
+        self.host_lengths["q_offsets" if side == "q" else "kv_offsets"] = name, values
         if count < 1:
             raise invalid(f"{name} has no elements, must have B + 1")
         if values is None:
@@ -206,6 +212,7 @@ class Call:
         p.sinks, _ = self._floats("sinks", [(p.heads_q,)])
         if self.a["bias"] is not None:
             self._read_bias()
+        self._read_tree()
         self._read_dropout()
 
     def _read_dropout(self):
@@ -260,6 +267,10 @@ class Call:
         strides = [0] * (4 - len(strides)) + strides
         p.bias, p.bias_dtype = bias.address or None, BIT if self.masks else DTYPES[bias.dtype]
         p.bias_stride_b, p.bias_stride_h, p.bias_stride_q = strides[:3]
+
+    def _read_tree(self):
+        if self.a.get("tree") is not None or self.a.get("tree_lengths") is not None:
+            self.masks = _tree.set_bias(self.params, self.a, self.host_lengths, self.staging)
 
     def _make_outputs(self):
         p, out = self.params, self.a["out"]

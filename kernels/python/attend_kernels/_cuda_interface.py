@@ -27,7 +27,7 @@ def _ordinal(address):
     ordinal = ctypes.c_int()
     if driver.cuPointerGetAttribute(ctypes.byref(ordinal), _POINTER_DEVICE,
                                     ctypes.c_uint64(address)) != 0:
-        raise invalid(f"{address:#x} is no address of a GPU's memory")
+        raise invalid(f"{address:#x} is not an address of GPU memory")
     return ordinal.value
 
 

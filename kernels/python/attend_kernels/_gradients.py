@@ -70,7 +70,7 @@ class _BackwardCall(Call):
             if name not in GRADIENTS:
                 raise invalid(f"wanted has {name!r}, must be some of {', '.join(GRADIENTS)}")
             if self.a[name] is None:
-                raise invalid(f"wanted has {name!r}, but there are none")
+                raise invalid(f"wanted has {name!r}, which the call does not have")
             if name == "bias" and self.masks:
                 raise invalid("wanted has 'bias', but it is of bool, which has no gradient")
         self._read_answer()

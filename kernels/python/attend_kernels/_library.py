@@ -127,6 +127,13 @@ class Params(ctypes.Structure):
     ]
 
 
+class TreeStruct(ctypes.Structure):
+    """attend_tree."""
+    _fields_ = [("struct_bytes", ctypes.c_uint64), ("bits", ctypes.c_void_p),
+                ("tokens", ctypes.c_int64), ("stride_b", ctypes.c_int64),
+                ("lengths", ctypes.c_void_p)]
+
+
 class BackwardParams(ctypes.Structure):
     """attend_backward_params, field by field."""
     _fields_ = [
@@ -148,6 +155,7 @@ _ARGUMENTS = {
     "attend_run_backward": [_address, _address],
     "attend_backward_workspace_bytes": [_address, _address],
     "attend_select_backward": [_address, _address, _address],
+    "attend_write_tree": [_address, _address, _address, _int64],
     "attend_configs": [_address, _address],
     "attend_device_count": [_address],
     "attend_malloc": [_int32, _int64, _address],

@@ -179,10 +179,10 @@ def is_mask(value):
     return (tensor or is_numpy(value)) and str(value.dtype).rpartition(".")[2] == "bool"
 
 
-def packed_mask(mask):
+def packed_mask(mask, name="bias"):
     """Packs an array or tensor of bool into one of uint8, eight elements to a byte from the lowest
     bit."""
-    _check_whole("bias", mask)
+    _check_whole(name, mask)
     if is_numpy(mask):
         return sys.modules["numpy"].packbits(mask, axis=-1, bitorder="little")
     torch, columns = sys.modules["torch"], mask.shape[-1]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C interface's sessions and streams, and what it tells of the server.
+// Sessions and streams of the C interface, and the server's information.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 namespace attend::client::c::test {
 namespace {
 
-TEST(AttendClientCSessions, StreamsAndSessions) {
+TEST(AttendClientCSessions, StreamsAndSessionsHaveTheBitsOfCalls) {
   attend_client* const client = Open();
   const attend_client_layer_shape shape = {ATTEND_CLIENT_FLOAT32, 0, 1, kDim, 0};
   attend_client_session_options options = {};
@@ -54,6 +54,13 @@ TEST(AttendClientCSessions, StreamsAndSessions) {
   attend_client_session* fork = nullptr;
   ASSERT_EQ(attend_client_session_fork(session, 5, &fork), ATTEND_CLIENT_OK);
   EXPECT_EQ(attend_client_session_length(fork, 0), 5);
+  const int64_t kept[] = {1, 2};
+  EXPECT_EQ(attend_client_session_keep_draft(fork, 1, kept, 2), ATTEND_CLIENT_OK);
+  EXPECT_EQ(attend_client_session_length(fork, 0), 3);
+  EXPECT_EQ(attend_client_session_keep_draft(fork, 1, nullptr, 2), ATTEND_CLIENT_INVALID_ARGUMENT);
+  ExpectSays("kept");
+  EXPECT_EQ(attend_client_session_keep_draft(fork, 1, kept, -1), ATTEND_CLIENT_INVALID_ARGUMENT);
+  ExpectSays("count is -1");
   EXPECT_EQ(attend_client_session_truncate(fork, 3), ATTEND_CLIENT_OK);
   EXPECT_EQ(attend_client_session_keep_alive(fork), ATTEND_CLIENT_OK);
   char* json = nullptr;
@@ -74,9 +81,9 @@ TEST(AttendClientCSessions, StreamsAndSessions) {
   attend_client_close(client);
 }
 
-TEST(AttendClientCSessions, DoneOfARefusedCallMayEndTheSessionAndFreeTheCall) {
+TEST(AttendClientCSessions, ARefusedCallsCallbackMayEndTheSessionAndFreeTheCall) {
   attend_client* const client = Open();
-  const attend_client_layer_shape shape = {0, 0, 1, kDim, 0};  // float32 unless told
+  const attend_client_layer_shape shape = {0, 0, 1, kDim, 0};  // float32 by default
   attend_client_session_options options = {};
   options.struct_bytes = sizeof(options);
   options.shapes = &shape;
@@ -103,7 +110,7 @@ TEST(AttendClientCSessions, DoneOfARefusedCallMayEndTheSessionAndFreeTheCall) {
   attend_client_close(client);
 }
 
-TEST(AttendClientCSessions, InfoAndHealth) {
+TEST(AttendClientCSessions, ReturnsInfoAndHealth) {
   attend_client* const client = Open();
   char* json = nullptr;
   ASSERT_EQ(attend_client_info(client, 0, &json), ATTEND_CLIENT_OK);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C interface's calls, from C and from C++, against a server in a process of its own: a library
-// that holds the generated messages and a program that does cannot be one process.
+// Calls of the C interface, from C and from C++. The server runs in its own process: a library that
+// contains the generated messages and a program that does cannot share one.
 
 #include "client/c/attend_client.h"
 
@@ -20,7 +20,7 @@
 namespace attend::client::c::test {
 namespace {
 
-TEST(AttendClientC, ServesAProgramInC) {
+TEST(AttendClientC, CanBeCalledFromC) {
   const Case c;
   std::vector<float> o(c.v.size());
   ASSERT_EQ(PlainAttention(TheServer().address(), c.q.data(), c.k.data(), c.v.data(), kRows, kDim,
@@ -29,7 +29,7 @@ TEST(AttendClientC, ServesAProgramInC) {
   ExpectClose(o.data(), Right(c, true));
 }
 
-TEST(AttendClientC, StructsAndPointersAreChecked) {
+TEST(AttendClientC, WrongStructSizesAndNullPointersAreRefused) {
   attend_client* client = nullptr;
   attend_client_options options = {};
   EXPECT_EQ(attend_client_open(nullptr, &client), ATTEND_CLIENT_INVALID_ARGUMENT);
@@ -55,7 +55,7 @@ TEST(AttendClientC, StructsAndPointersAreChecked) {
   attend_client_close(nullptr);
 }
 
-TEST(AttendClientC, WhatIsWrongWithACallIsInItsAnswer) {
+TEST(AttendClientC, ACallsErrorIsInItsAnswer) {
   attend_client* const client = Open();
   const auto expect = [client](const Case& c, const std::string& words) {
     Call call(Start(client, c.params));
@@ -76,6 +76,19 @@ TEST(AttendClientC, WhatIsWrongWithACallIsInItsAnswer) {
   bad = Case();
   bad.params.q.shape[2] = -1;
   expect(bad, "q");
+  const uint8_t bits[] = {1, 1, 1};
+  for (const auto& [spoil, words] :
+       std::vector<std::pair<void (*)(attend_client_tensor&), std::string>>{
+           {[](auto& tree) { tree.dtype = ATTEND_CLIENT_FLOAT16; }, "tree.dtype is 1"},
+           {[](auto& tree) { tree.dims = 2; }, "tree.dims is 2"},
+           {[](auto& tree) { tree.shape[1] = 2; }, "tree.shape[1] is 2, must be in [1, 1]"},
+           {[](auto& tree) { tree.memory = 1; }, "tree.memory is 1, must be in [0, 0]"},
+           {[](auto& tree) { tree.shape[0] = 3; }, "tree has 3 bytes"}}) {
+    bad = Case();
+    bad.params.tree = {bits, ATTEND_CLIENT_BIT, 3, {1, 1, 1, 0}, 0, 0};
+    spoil(bad.params.tree);
+    expect(bad, words);
+  }
   bad = Case();
   bad.params.wanted = 64;
   expect(bad, "wanted is 64");
@@ -86,7 +99,7 @@ TEST(AttendClientC, WhatIsWrongWithACallIsInItsAnswer) {
   bad.params.timeout_ns = -5;
   expect(bad, "timeout_ns is -5");
   bad = Case();
-  bad.params.k.shape[3] = kDim / 2;  // the server's word
+  bad.params.k.shape[3] = kDim / 2;  // the server's message
   expect(bad, "k.shape[3]");
   attend_client_close(client);
 }
@@ -126,7 +139,7 @@ TEST(AttendClientC, EveryTransportGivesTheSameBits) {
   attend_client_close(client);
 }
 
-TEST(AttendClientC, GradientsWithAndWithoutTheForwardPass) {
+TEST(AttendClientC, GradientsWithAndWithoutTheForwardPassAreRight) {
   attend_client* const client = Open();
   Case c;
   Call forward(Start(client, c.params));
@@ -148,7 +161,7 @@ TEST(AttendClientC, GradientsWithAndWithoutTheForwardPass) {
   attend_client_close(client);
 }
 
-TEST(AttendClientC, DoneRunsOnceAndACallCanBeCancelled) {
+TEST(AttendClientC, TheCallbackRunsOnceAndACallCanBeCancelled) {
   attend_client* const client = Open();
   std::atomic<int> count = 0;
   Case c;
@@ -166,7 +179,7 @@ TEST(AttendClientC, DoneRunsOnceAndACallCanBeCancelled) {
   attend_client_call_free(Start(client, bad.params));
   EXPECT_EQ(count, 21);
 
-  Case large(64, 1024, 64);  // far longer than its cancel takes
+  Case large(64, 1024, 64);  // far longer than its cancellation takes
   large.params.user = &count;
   large.params.done = c.params.done;
   large.params.transport = ATTEND_CLIENT_INLINE;
@@ -184,7 +197,7 @@ TEST(AttendClientC, DoneRunsOnceAndACallCanBeCancelled) {
   EXPECT_EQ(count, 23);
 }
 
-TEST(AttendClientC, AClientThatIsShutDownIsThereForThoseWhoUseIt) {
+TEST(AttendClientC, AClientOutlivesItsCloseWhileInUse) {
   attend_client* const client = Open();
   attend_client_stream* stream = nullptr;
   ASSERT_EQ(attend_client_stream_open(client, nullptr, nullptr, nullptr, 0, &stream),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A server in a process of its own, calls of the C interface, and what their answers should be.
+// A server in its own process, calls of the C interface, and their expected answers.
 
 #pragma once
 
@@ -118,7 +118,7 @@ struct Case {
   attend_client_params params = {};
 };
 
-// A call that has ended, or not.
+// A call that may or may not have ended.
 class Call {
  public:
   explicit Call(attend_client_call* call) : call_(call) {}

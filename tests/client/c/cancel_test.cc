@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of the C interface that are cancelled as they end, in seven ways to make one (asyncio's is
-// in tests/e2e/test_python_cancel.py). Each ends, once, with its right answer or with CANCELLED,
-// and leaves nothing behind. ATTEND_CANCELS is how many of each, 10,000 without it (1,000 under a
-// sanitizer).
+// Calls of the C interface that are cancelled around their end, for seven ways to make one (for
+// asyncio see tests/e2e/test_python_cancel.py). Each ends once, with the right answer or with
+// CANCELLED, and leaves nothing behind. ATTEND_CANCELS sets how many of each; by default 10,000
+// (1,000 under a sanitizer).
 
 #include <gtest/gtest.h>
 
@@ -43,7 +43,7 @@ int64_t OwnMappingsOf(const char* name) {
   return count;
 }
 
-// Starts calls, cancels each some time before, at or after its end, and looks at how it ended.
+// Starts calls, cancels each before, at or after its end, and checks how it ended.
 class Canceller {
  public:
   Canceller() : whole_(kHeads, kLength, kWide) {}
@@ -51,10 +51,10 @@ class Canceller {
   Case& whole() { return whole_; }
   using Starter = std::function<attend_client_call*(const attend_client_params&)>;
 
-  // Whether a cancel may end calls that were not cancelled.
+  // Whether a cancellation may end calls that were not cancelled.
   void CancelsOthersToo() { others_too_ = true; }
 
-  // `tensor`: of the answer, which is compared.
+  // `tensor`: the part of the answer that is compared.
   void Run(const Starter& start, attend_client_tensor attend_client_answer::*tensor) {
     attend_client_params params = whole_.params;
     params.user = &done_;
@@ -70,9 +70,9 @@ class Canceller {
     const int64_t cancels = Cancels();
     for (int64_t n = 0; n < cancels || !calls.empty(); ++n) {
       if (n < cancels) {
-        // One of some is not cancelled, and tells how long they take.
+        // Some calls are not cancelled; they measure how long a call takes.
         calls.push_back({std::make_unique<Call>(start(params)), Clock::now(), n % 16 == 0});
-        // The others are cancelled at once, or when they may already have ended.
+        // The others are cancelled at once, or around their end.
         if (n % 4 == 1) attend_client_cancel(calls.back().call->get());
       }
       if (calls.size() < kInFlight && n < cancels) continue;
@@ -93,12 +93,12 @@ class Canceller {
   struct Started {
     std::unique_ptr<Call> call;
     Clock::time_point begin;
-    bool whole;  // is not cancelled
+    bool whole;  // not cancelled
 
     int64_t age_ns() const { return std::chrono::nanoseconds(Clock::now() - begin).count(); }
   };
 
-  // From at once to twice the time that a call takes, so that many cancels come with the answer.
+  // From at once to twice the duration of a call, so that many cancellations meet the answer.
   void CancelSometime(const Started& started) {
     const auto at = static_cast<int64_t>(random_() % static_cast<uint64_t>(2 * typical_ns_ + 1));
     (void)started.call->Wait(std::max<int64_t>(0, at - started.age_ns()));
@@ -123,8 +123,8 @@ class Canceller {
   std::minstd_rand random_{1};
   int64_t typical_ns_ = 1'000'000;
   bool others_too_ = false;
-  int64_t cancelled_ = 0, answered_ = 0;  // of those that were to be cancelled
-  std::atomic<int64_t> done_ = 0;         // counted by calls that may outlive a Run that failed
+  int64_t cancelled_ = 0, answered_ = 0;  // of those to be cancelled
+  std::atomic<int64_t> done_ = 0;         // counted by calls that may outlive a failed Run
 };
 
 class Cancelled : public testing::Test {
@@ -140,21 +140,21 @@ class Cancelled : public testing::Test {
   Canceller canceller_;
 };
 
-TEST_F(Cancelled, InOneMessage) {
+TEST_F(Cancelled, CallsInOneMessageEndOnce) {
   canceller_.Run(Plain(ATTEND_CLIENT_INLINE), &attend_client_answer::o);
 }
 
-TEST_F(Cancelled, InChunks) {
+TEST_F(Cancelled, CallsInChunksEndOnce) {
   canceller_.Run(Plain(ATTEND_CLIENT_CHUNKED), &attend_client_answer::o);
 }
 
-TEST_F(Cancelled, InSharedMemory) {
+TEST_F(Cancelled, CallsInSharedMemoryEndOnce) {
   canceller_.Run(Plain(ATTEND_CLIENT_SHARED), &attend_client_answer::o);
   attend_client_close(std::exchange(client_, nullptr));
   EXPECT_EQ(OwnMappingsOf("memfd:"), 0);
 }
 
-TEST_F(Cancelled, Gradients) {
+TEST_F(Cancelled, GradientsEndOnce) {
   attend_client_params& params = canceller_.whole().params;
   Call forward(Start(client_, params));
   const attend_client_answer answer = forward.Answer();
@@ -166,7 +166,7 @@ TEST_F(Cancelled, Gradients) {
   canceller_.Run(Plain(ATTEND_CLIENT_INLINE), &attend_client_answer::d_q);
 }
 
-TEST_F(Cancelled, OnASession) {
+TEST_F(Cancelled, CallsOnASessionEndOnce) {
   const attend_client_layer_shape shape = {ATTEND_CLIENT_FLOAT32, 0, kHeads, kWide, 0};
   attend_client_session_options options = {};
   options.struct_bytes = sizeof(options);
@@ -201,7 +201,7 @@ TEST_F(Cancelled, OnASession) {
   attend_client_session_free(session, 0);
 }
 
-TEST_F(Cancelled, OnAStream) {
+TEST_F(Cancelled, RequestsOnAStreamEndOnce) {
   attend_client_stream* stream = nullptr;
   ASSERT_EQ(attend_client_stream_open(client_, nullptr, nullptr, nullptr, 0, &stream),
             ATTEND_CLIENT_OK);
@@ -215,7 +215,7 @@ TEST_F(Cancelled, OnAStream) {
   attend_client_stream_close(stream);
 }
 
-TEST_F(Cancelled, WithTheirStreams) {
+TEST_F(Cancelled, RequestsCancelledWithTheirStreamEndOnce) {
   canceller_.CancelsOthersToo();
   struct Calls {
     attend_client_stream* stream = nullptr;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of the C interface whose tensors are in a GPU's memory, over a driver of the test's own,
-// which is the server's device too, and on a server that takes no such memory.
+// Calls of the C interface with tensors in GPU memory, over a fake driver that is also the server's
+// device, and on a server that does not support such memory.
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ TEST_F(DeviceCallTest, TensorsStayOnTheDevice) {
   EXPECT_EQ(FakeCuda::Get().TakeLog(),
             (std::vector<std::string>{"wait on 7", copy, copy, copy, "record on 7", copy, lse}));
   for (int n = 0; n < 5; ++n) EXPECT_EQ(MustCall(client_, c.params, "cuda-ipc", 1), wanted);
-  // A call may start before the client's thread has let go of the last one.
+  // A call may start before the client's thread has released the last one.
   EXPECT_LE(FakeCuda::Get().allocations(), before + 2) << "the memory is not used again";
 }
 
@@ -38,7 +38,7 @@ TEST_F(DeviceCallTest, TheServerWaitsForTheStream) {
   const std::vector<float> q = c.q;
   c.q.assign(c.q.size(), -5);
   FakeCuda::Get().Hold();
-  // Work of the caller's on the same stream.
+  // Work of the caller on the same stream.
   FakeCuda::Get().Enqueue("write", kStream, [&] { std::copy(q.begin(), q.end(), c.q.begin()); });
   Call call(Start(client_, c.params));
   EXPECT_FALSE(call.Wait(100'000'000)) << "the server has not waited";
@@ -54,11 +54,11 @@ TEST_F(DeviceCallTest, SomeTensorsMayBeOnTheHost) {
   Case c = OnDevice();
   c.params.v.memory = 0;
   EXPECT_EQ(MustCall(client_, c.params, "cuda-ipc", 1), wanted);
-  c.params.q.memory = 0;  // the answer is where q is
+  c.params.q.memory = 0;  // the answer goes where q is
   EXPECT_EQ(MustCall(client_, c.params, "shm", 0), wanted);
 }
 
-TEST_F(DeviceCallTest, WhatCannotGoSoGoesOverTheHost) {
+TEST_F(DeviceCallTest, UnsupportedTensorsGoOverTheHost) {
   Case c = OnDevice();
   const std::vector<float> wanted = MustCall(client_, c.params, "cuda-ipc", 1);
   c.params.transport = ATTEND_CLIENT_INLINE;
@@ -85,7 +85,7 @@ TEST_F(DeviceCallTest, WhatCannotGoSoGoesOverTheHost) {
   MustCall(client_, small.params, "inline", 0);
 }
 
-TEST_F(DeviceCallTest, NoRoomOrARefusalIsNoError) {
+TEST_F(DeviceCallTest, WithoutRoomTensorsGoOverTheHost) {
   const Case c = OnDevice();
   FakeCuda::Get().RefuseAllocations(true);
   const std::vector<float> wanted = MustCall(client_, c.params, "shm", 0);
@@ -96,8 +96,8 @@ TEST_F(DeviceCallTest, NoRoomOrARefusalIsNoError) {
   EXPECT_EQ(MustCall(client_, c.params, "cuda-ipc", 1), wanted);
 }
 
-// The socket is that of another server, which lends and imports, but does not serve the call.
-TEST_F(DeviceCallTest, MemoryThatTheServerDoesNotKnowIsReadAgain) {
+// The socket belongs to another server, which imports memory but does not serve the call.
+TEST_F(DeviceCallTest, TensorsThatTheServerDoesNotKnowAreSentOverTheHost) {
   const Case c = OnDevice();
   const std::vector<float> wanted = MustCall(client_, c.params, "cuda-ipc", 1);
   const std::unique_ptr<TestServer> other = MakeServer("other.sock");
@@ -112,7 +112,7 @@ TEST_F(DeviceCallTest, MemoryThatTheServerDoesNotKnowIsReadAgain) {
   attend_client_close(client);
 }
 
-TEST_F(DeviceCallTest, GradientsTakeTheSameWay) {
+TEST_F(DeviceCallTest, TensorsOfGradientsStayOnTheDevice) {
   Case c = OnDevice();
   Call forward(Start(client_, c.params));
   const attend_client_answer answer = forward.Answer();
@@ -134,7 +134,7 @@ TEST_F(DeviceCallTest, GradientsTakeTheSameWay) {
   EXPECT_EQ(CopyOf(with, other.d_v), CopyOf(alone, one.d_v));
 }
 
-TEST_F(DeviceCallTest, WrongMemoryIsNamed) {
+TEST_F(DeviceCallTest, ErrorsNameTheWrongMemory) {
   Case c = OnDevice();
   c.params.k.memory = 5;
   Call wrong(Start(client_, c.params));
@@ -155,7 +155,7 @@ TEST_F(DeviceCallTest, WrongMemoryIsNamed) {
   ExpectSays("to is NULL");
 }
 
-TEST(DeviceCall, AServerWithoutCudaIpcGetsThemOverTheHost) {
+TEST(DeviceCall, WithoutCudaIpcTensorsGoOverTheHost) {
   attend_client* const client = Open();
   Case host(4, 256, 64);
   const std::vector<float> wanted = MustCall(client, host.params, "shm", 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of the C interface with tensors in a GPU's memory, over a driver of the test's own, which
-// is the server's device too.
+// Calls of the C interface with tensors in GPU memory, over a fake driver that is also the server's
+// device.
 
 #pragma once
 
@@ -39,7 +39,7 @@ inline std::vector<float> CopyOf(Call& call, const attend_client_tensor& tensor)
   return copy;
 }
 
-// O and LSE, which went this way and are in this memory.
+// O and LSE, returned in this memory.
 inline std::vector<float> MustCall(attend_client* client, const attend_client_params& params,
                                    const std::string& transport, int32_t memory) {
   Call call(Start(client, params));

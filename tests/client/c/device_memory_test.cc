@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory of a GPU that the C interface allocates, and answers that stay in a GPU's memory.
+// GPU memory allocated through the C interface, and answers that stay in GPU memory.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 namespace attend::client::c::test {
 namespace {
 
-// Q, K and V of a case in memory that the client allocated on the GPU, which is the host's.
+// Q, K and V of a case in memory that the client allocated on the GPU (host memory here).
 struct Allocated {
   Allocated(attend_client* client, const Case& c) : client(client), params(c.params) {
     const auto bytes = static_cast<int64_t>(c.q.size() * sizeof(float));
@@ -60,7 +60,7 @@ TEST_F(DeviceMemoryTest, AllocatedMemoryIsNotCopied) {
     EXPECT_EQ(FakeCuda::Get().TakeLog(), std::vector<std::string>()) << "the stream is idle";
     EXPECT_EQ(std::memcmp(answer.o.data, wanted.data(), c.q.size() * sizeof(float)), 0);
   }
-  in.params.stream = nullptr;  // nobody knows whether it is idle
+  in.params.stream = nullptr;  // unknown whether it is idle
   Call(Start(client_, in.params)).Answer();
   EXPECT_EQ(FakeCuda::Get().TakeLog(), (std::vector<std::string>{"wait on 0", "record on 0"}));
   // One of them is elsewhere.
@@ -72,7 +72,7 @@ TEST_F(DeviceMemoryTest, AllocatedMemoryIsNotCopied) {
   ASSERT_GT(log.size(), 3u);
   EXPECT_EQ(std::vector<std::string>(log.begin(), log.begin() + 3),
             (std::vector<std::string>{"wait on 7", copy, "record on 7"}));
-  // All other ways take it too, and small calls do not leave the GPU.
+  // All other ways to call accept it too, and tensors of small calls stay on the GPU.
   const Case small = OnDevice(8);
   Allocated little(client_, small);
   const std::vector<float> few = MustCall(client_, small.params, "inline", 0);
@@ -110,7 +110,8 @@ TEST_F(DeviceMemoryTest, TheServerWaitsForAllStreamsOfAllocatedMemory) {
   }
 }
 
-// `read` reads an answer on kStream, which is held; the next call may not write over it before.
+// `read` reads an answer on kStream, which is held; the next call must not overwrite it before
+// that.
 void DeviceMemoryTest::TestReader(
     const std::function<void(Call&, const float*, std::vector<float>*)>& read) {
   const Case c = OnDevice();
@@ -128,7 +129,7 @@ void DeviceMemoryTest::TestReader(
   for (float& value : other.v) value += 1;
   Allocated next(client_, other);
   next.params.stream = reinterpret_cast<void*>(8);
-  // Some may start before the client's thread has let go of the first, and get other memory.
+  // Some may start before the client's thread has released the first one, and get other memory.
   std::vector<std::unique_ptr<Call>> calls;
   do {
     calls.push_back(std::make_unique<Call>(Start(client_, next.params)));
@@ -141,21 +142,21 @@ void DeviceMemoryTest::TestReader(
   EXPECT_EQ(seen, right);
 }
 
-TEST_F(DeviceMemoryTest, TheNextCallWaitsForWhatUsesAnAnswer) {
+TEST_F(DeviceMemoryTest, TheNextCallWaitsForKernelsThatReadTheAnswer) {
   TestReader([](Call& call, const float* o, std::vector<float>* seen) {
     FakeCuda::Get().Enqueue("read", kStream, [=] { std::copy_n(o, seen->size(), seen->begin()); });
     attend_client_used(call.get(), kStream);
   });
 }
 
-TEST_F(DeviceMemoryTest, TheNextCallWaitsForCopiesOfAnAnswer) {
+TEST_F(DeviceMemoryTest, TheNextCallWaitsForCopiesOfTheAnswer) {
   TestReader([](Call& call, const float*, std::vector<float>* seen) {
     const attend_client_tensor o = call.Answer().o;
     EXPECT_EQ(attend_client_copy(call.get(), &o, seen->data(), 1, kStream), ATTEND_CLIENT_OK);
   });
 }
 
-TEST_F(DeviceMemoryTest, AllocatingSaysWhatIsWrong) {
+TEST_F(DeviceMemoryTest, AFailedAllocationHasAReason) {
   void* data = nullptr;
   EXPECT_EQ(attend_client_allocate(client_, 4, 64, &data), ATTEND_CLIENT_INVALID_ARGUMENT);
   ExpectSays("memory is 4: GPU 3: this process sees 1 of them");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls of the C interface whose server's shared memory is not what it seems: nothing answers at
-// its socket, or the server does not know the regions that it gave out.
+// Calls of the C interface with broken shared memory: its socket does not answer, or the server
+// does not know the regions that were handed out.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -120,7 +120,7 @@ attend_client* OpenTo(const FakeServer& server) {
 // Large enough for shared memory.
 Case Large() { return Case(4, 96, 64); }
 
-TEST(RegionSocket, ASilentOneHoldsUpOneCall) {
+TEST(RegionSocket, ASilentSocketDelaysOnlyOneCall) {
   RegionSocket socket(RegionSocket::Answers::kNone);
   FakeServer server;
   server.SetSharedMemory(socket.path());
@@ -147,7 +147,7 @@ TEST(RegionSocket, ACancelReachesTheSecondAttempt) {
   });
   Case c = Large();
   for (int n = 0; n < 20; ++n) {
-    attend_client* const client = OpenTo(server);  // which believes in the memory
+    attend_client* const client = OpenTo(server);  // sent in the regions
     Call call(Start(client, c.params));
     while (seconds == n) std::this_thread::yield();
     attend_client_cancel(call.get());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is thrown behind the C interface comes out of it as a code and a message.
+// Exceptions inside the C interface are returned as a code and a message.
 
 #include "client/c/status.h"
 
@@ -15,7 +15,7 @@
 namespace attend::client::c {
 namespace {
 
-TEST(AttendClientCStatus, NothingIsThrownThroughIt) {
+TEST(AttendClientCStatus, ExceptionsBecomeStatuses) {
   EXPECT_EQ(c::Run([] { return InvalidArgument("bytes is -1"); }), 3);
   EXPECT_STREQ(attend_client_last_error(), "bytes is -1");
   EXPECT_EQ(c::Run([]() -> Status { throw std::bad_alloc(); }), 8);

@@ -28,7 +28,7 @@ std::vector<float> Values(const TensorRef& tensor) {
   return {data, data + tensor.bytes / 4};
 }
 
-TEST(RangeOfTest, TakesItAlongAnyDimension) {
+TEST(RangeOfTest, CutsAlongAnyDimension) {
   const HostTensor tensor = Counted({2, 3, 2});
   const auto range = [&](size_t dimension, int64_t begin, int64_t end) {
     return Values(RangeOf("t", tensor, dimension, begin, end).value());
@@ -39,7 +39,7 @@ TEST(RangeOfTest, TakesItAlongAnyDimension) {
   EXPECT_THAT(RangeOf("t", tensor, 1, 2, 2)->shape, ElementsAre(2, 0, 2));
 }
 
-TEST(RangeOfTest, TheWholeIsNotCopiedIfItHasAnOwner) {
+TEST(RangeOfTest, AWholeTensorWithAnOwnerIsNotCopied) {
   const HostTensor tensor = Counted({2, 3});
   EXPECT_EQ(RangeOf("t", tensor, 1, 0, 3)->data, tensor.data.get());
   const TensorRef borrowed(tensor.dtype, tensor.shape, tensor.data.get(), tensor.bytes);
@@ -61,7 +61,7 @@ TEST(RangeOfTest, RowsOfBitsAreCutAtBytes) {
   EXPECT_THAT(RangeOf("bits", bits, 1, 4, 20).status().message(), HasSubstr("cut at bit 4"));
 }
 
-TEST(RangeOfTest, WhatIsNotThereIsRefused) {
+TEST(RangeOfTest, RangesBeyondTheTensorAreRefused) {
   const HostTensor tensor = Counted({2, 3});
   for (const auto& [dimension, begin, end] :
        {std::tuple{size_t{1}, 0, 4}, {size_t{1}, -1, 2}, {size_t{1}, 2, 1}, {size_t{2}, 0, 1}}) {
@@ -86,7 +86,7 @@ std::vector<MaskOption> Masks() {
   return masks;
 }
 
-// The keys of the whole that row i of the call sees, as kernels count them.
+// The keys of the whole sequence that row i of the call sees, as kernels count them.
 KeyRange Seen(const MaskOption& mask, int64_t rows, int64_t len_k, int64_t i) {
   Attention a;
   a.problem.len_q = rows;
@@ -99,9 +99,9 @@ KeyRange Seen(const MaskOption& mask, int64_t rows, int64_t len_k, int64_t i) {
   return range;
 }
 
-// Every part of small calls: its rows are all that see its keys, and see those that they see in
-// the whole.
-TEST(KeyPartsTest, PartsSeeWhatTheWholeSees) {
+// For every part of small calls: its rows are exactly those that see its keys, and see the same
+// ones as in the whole.
+TEST(KeyPartsTest, PartsSeeTheSameKeysAsTheWhole) {
   for (const MaskOption& mask : Masks()) {
     for (const auto& [rows, keys] : {std::pair<int64_t, int64_t>{1, 9}, {4, 9}, {9, 9}, {11, 5}}) {
       AttentionCall call;
@@ -135,7 +135,7 @@ TEST(KeyPartsTest, PartsSeeWhatTheWholeSees) {
   }
 }
 
-TEST(KeyPartsTest, APartSendsItsEndAndMayHaveNoRows) {
+TEST(KeyPartsTest, APartAppendsOnlyItsRowsAndMayHaveNone) {
   AttentionCall call;
   call.layout = v1::LAYOUT_BLHD;
   call.q = Counted({1, 2, 3, 1});

@@ -65,7 +65,7 @@ TEST(MergePartialTest, APartWithoutKeysChangesNothing) {
   EXPECT_THAT(Values(*merged->lse), ElementsAre(88.0f, -kInf));
 }
 
-TEST(MergePartialTest, NanStays) {
+TEST(MergePartialTest, NansArePropagated) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const auto merged = MergePartial(
       {Part({1, 1, 1, 1}, {1}, {1, 1, 1}, {0}), Part({1, 1, 1, 1}, {nan}, {1, 1, 1}, {nan})},
@@ -75,13 +75,13 @@ TEST(MergePartialTest, NanStays) {
   EXPECT_TRUE(std::isnan(Values(*merged->lse)[0]));
 }
 
-TEST(MergePartialTest, PartsMayHaveSomeOfTheRowsAndSinksAreTheWholes) {
+TEST(MergePartialTest, PartsMayHaveSomeRowsAndSinksCountOnce) {
   const AttentionResult first = Part({1, 1, 2, 1}, {1, 2}, {1, 1, 2}, {0, 0});
   const AttentionResult second = Part({1, 1, 1, 1}, {4}, {1, 1, 1}, {0});
   const auto merged =
       MergePartial({{&first, 0}, {&second, 1}}, 4, {std::log(2.0f)}, v1::LAYOUT_BHLD);
   ASSERT_TRUE(merged.ok()) << merged.status().ToString();
-  // A sink weighs two keys of score 0; rows 2 and 3 see nothing else.
+  // A sink weighs as much as two keys of score 0; rows 2 and 3 see nothing else.
   const std::vector<float> o = Values(merged->o), lse = Values(*merged->lse);
   EXPECT_FLOAT_EQ(o[0], 1.0f / 3);
   EXPECT_FLOAT_EQ(o[1], 6.0f / 4);
@@ -91,15 +91,16 @@ TEST(MergePartialTest, PartsMayHaveSomeOfTheRowsAndSinksAreTheWholes) {
   EXPECT_FLOAT_EQ(lse[1], std::log(4.0f));
   EXPECT_FLOAT_EQ(lse[3], std::log(2.0f));
   EXPECT_THAT(MergePartial({{&first, 3}}, 4, {}, v1::LAYOUT_BHLD).status().message(),
-              HasSubstr("parts[0] has 2 rows from row 3 on, the whole has 4"));
+              HasSubstr("parts[0] has 2 rows from row 3 on, but the whole has 4"));
   EXPECT_THAT(MergePartial({{&first, 0}}, 4, {1, 2}, v1::LAYOUT_BHLD).status().message(),
               HasSubstr("sinks has 2 entries"));
   EXPECT_FALSE(MergePartial({{&first, 0}}, 4, {}, v1::LAYOUT_LHD).ok());
 }
 
-// Each row's own weight, so that a row that is mistaken for another shows.
+// Each row has its own weight, so that swapped rows are detected.
 TEST(MergePartialTest, FindsRowsInEveryLayout) {
-  // LSE of h, l is 10 h + l; O of the first part is that, of the second 0, weighed alike.
+  // LSE of h, l is 10 h + l; O of the first part is the same, that of the second 0, with equal
+  // weight.
   const std::vector<float> lse = {0, 1, 2, 10, 11, 12};
   const std::vector<float> by_length = {0, 10, 1, 11, 2, 12};
   const std::vector<float> zeros(6);
@@ -118,7 +119,7 @@ TEST(MergePartialTest, FindsRowsInEveryLayout) {
               ElementsAre(0, 5, .5, 5.5, 1, 6));
 }
 
-TEST(MergePartialTest, WhatDoesNotFitIsRefused) {
+TEST(MergePartialTest, MismatchedPartsAreRefused) {
   const AttentionResult part = Part({1, 1, 1, 1}, {1}, {1, 1, 1}, {0});
   const auto why = [](const std::vector<AttentionResult>& parts,
                       v1::Layout layout = v1::LAYOUT_BHLD) {
@@ -157,7 +158,7 @@ class MergePartialCutTest : public ::testing::TestWithParam<CutCase> {
     }
   }
 
-  // BLHD: a part's rows lie together.
+  // BLHD: the rows of a part are contiguous.
   static TensorRef RowsOf(const std::vector<float>& values, int64_t begin, int64_t rows) {
     constexpr int64_t kRow = kHeads * kDim;
     return {DType::kFloat32,
@@ -225,7 +226,7 @@ AttentionResult Gradients(GradientTensors gradients) {
   return part;
 }
 
-TEST(MergePartialGradientsTest, SumsAndJoins) {
+TEST(MergePartialGradientsTest, QueryGradientsAreSummedAndKeyGradientsJoined) {
   GradientTensors first, second;
   first.d_q = Tensor({1, 1, 1, 2}, {1, 2});
   second.d_q = Tensor({1, 1, 1, 2}, {10, 20});
@@ -244,7 +245,7 @@ TEST(MergePartialGradientsTest, SumsAndJoins) {
   EXPECT_FALSE(merged->d_v);
 }
 
-TEST(MergePartialGradientsTest, KeysAreRowsInTheOtherLayout) {
+TEST(MergePartialGradientsTest, KeyGradientsAreJoinedInEveryLayout) {
   GradientTensors first, second;
   first.d_k = Tensor({1, 1, 2, 1}, {1, 2});
   second.d_k = Tensor({1, 2, 2, 1}, {3, 4, 5, 6});
@@ -254,7 +255,7 @@ TEST(MergePartialGradientsTest, KeysAreRowsInTheOtherLayout) {
   EXPECT_THAT(Values(*merged->d_k), ElementsAre(1, 2, 3, 4, 5, 6));
 }
 
-TEST(MergePartialGradientsTest, WhatDoesNotFitIsRefused) {
+TEST(MergePartialGradientsTest, MismatchedPartsAreRefused) {
   const auto why = [](const std::vector<AttentionResult>& parts,
                       v1::Layout layout = v1::LAYOUT_BHLD) {
     return std::string(MergePartialGradients(parts, layout).status().message());

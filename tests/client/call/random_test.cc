@@ -10,7 +10,7 @@
 namespace attend::client {
 namespace {
 
-TEST(Random, UniformAndNormalMoments) {
+TEST(Random, UniformAndNormalHaveTheirMoments) {
   ATTEND_FRESH_SEED(seed);
   Random random(seed);
   constexpr int kCount = 400000;

@@ -24,7 +24,7 @@ RetryPolicy Policy() {
   return policy;
 }
 
-TEST(Retry, OnlyRefusalsAreTriedAgain) {
+TEST(Retry, OnlyRefusalsAreRetried) {
   for (int code = 1; code <= 16; ++code) {
     RetryState state(Policy(), 1);
     const bool retried = state.AfterFailure(static_cast<Code>(code), {}, std::nullopt).has_value();
@@ -36,7 +36,7 @@ TEST(Retry, OnlyRefusalsAreTriedAgain) {
   }
 }
 
-TEST(Retry, BackoffGrowsToItsBoundWithinTheJitter) {
+TEST(Retry, BackoffGrowsToItsBoundWithJitter) {
   ATTEND_FRESH_SEED(seed);
   RetryState state(Policy(), seed);
   double expected_ms = 10;
@@ -51,21 +51,21 @@ TEST(Retry, BackoffGrowsToItsBoundWithinTheJitter) {
   EXPECT_FALSE(state.AfterFailure(Code::kUnavailable, {}, std::nullopt)) << "the tenth is the last";
 }
 
-TEST(Retry, JitterDependsOnTheSeedAlone) {
+TEST(Retry, JitterDependsOnlyOnTheSeed) {
   RetryState a(Policy(), 7), b(Policy(), 7), c(Policy(), 8);
   const auto wait = a.AfterFailure(Code::kUnavailable, {}, std::nullopt);
   EXPECT_EQ(wait, b.AfterFailure(Code::kUnavailable, {}, std::nullopt));
   EXPECT_NE(wait, c.AfterFailure(Code::kUnavailable, {}, std::nullopt));
 }
 
-TEST(Retry, OneAttemptMeansNone) {
+TEST(Retry, OneAttemptMeansNoRetry) {
   RetryPolicy policy = Policy();
   policy.attempts_max = 1;
   RetryState state(policy, 1);
   EXPECT_FALSE(state.AfterFailure(Code::kUnavailable, {}, std::nullopt));
 }
 
-TEST(Retry, StopsWhereTheDeadlineWouldCutTheWait) {
+TEST(Retry, StopsIfTheDeadlineWouldCutTheWait) {
   // A manual clock: the deadline is at 100 ms, and every attempt takes 5 ms.
   ATTEND_FRESH_SEED(seed);
   RetryState state(Policy(), seed);
@@ -83,7 +83,7 @@ TEST(Retry, StopsWhereTheDeadlineWouldCutTheWait) {
   EXPECT_LE(attempts, 5);
 }
 
-TEST(Retry, PushbackIsNeverShortenedAndStartsTheBackoffAnew) {
+TEST(Retry, PushbackIsNeverShortenedAndRestartsTheBackoff) {
   ATTEND_FRESH_SEED(seed);
   RetryState state(Policy(), seed);
   (void)state.AfterFailure(Code::kUnavailable, {}, std::nullopt);
@@ -100,7 +100,7 @@ TEST(Retry, PushbackIsNeverShortenedAndStartsTheBackoffAnew) {
                                   seconds(1)));
 }
 
-TEST(Retry, NeverMeansNever) {
+TEST(Retry, PushbackThatForbidsRetriesIsHonoured) {
   RetryState state(Policy(), 1);
   EXPECT_FALSE(state.AfterFailure(Code::kUnavailable, {Pushback::Kind::kNever, {}}, std::nullopt));
 }

@@ -11,7 +11,7 @@
 namespace attend::client {
 namespace {
 
-TEST(ServerAddress, ThePortMayBeMissing) {
+TEST(ServerAddress, ThePortIsOptional) {
   for (const auto& [given, target] : {
            std::pair{"localhost", "localhost:8001"},
            std::pair{"gpu-host.lan:9000", "gpu-host.lan:9000"},
@@ -31,7 +31,7 @@ TEST(ServerAddress, ThePortMayBeMissing) {
   }
 }
 
-TEST(ServerAddress, WhatIsNoneIsRefusedWithTheReason) {
+TEST(ServerAddress, InvalidAddressesAreRefusedWithTheReason) {
   for (const auto& [given, why] : {
            std::pair{"", "empty"},
            std::pair{"127.0.0.1:99999", "port \"99999\" must be a number in [1, 65535]"},
@@ -56,17 +56,17 @@ TEST(ServerAddress, WhatIsNoneIsRefusedWithTheReason) {
   }
 }
 
-TEST(ServerAddress, ListsHaveAddressesOfOneFamily) {
+TEST(ServerAddress, ListsOfMixedFamiliesAreRefused) {
   EXPECT_EQ(*ServerTarget("127.0.0.1,10.0.0.2:70"), "ipv4:127.0.0.1:8001,10.0.0.2:70");
   EXPECT_EQ(*ServerTarget("[::1]:7,fe80::1"), "ipv6:[::1]:7,[fe80::1]:8001");
   for (const auto& [given, why] : {
            std::pair{"127.0.0.1,[::1]:70", "of IPv4 or of IPv6"},
-           std::pair{"127.0.0.1,h:1", "h is none"},
-           std::pair{"h:1,127.0.0.1", "h is none"},
+           std::pair{"127.0.0.1,h:1", "h is not one"},
+           std::pair{"h:1,127.0.0.1", "h is not one"},
            std::pair{"127.0.0.1,", "before or after a comma"},
            std::pair{",127.0.0.1", "before or after a comma"},
            std::pair{"127.0.0.1,127.0.0.2:x", "port \"x\""},
-           std::pair{"127.0.0.1,unix:/a", "unix:/a is none"},
+           std::pair{"127.0.0.1,unix:/a", "unix:/a is not one"},
        }) {
     const Result<std::string> result = ServerTarget(given);
     ASSERT_FALSE(result.ok()) << given << " is " << *result;
@@ -75,7 +75,7 @@ TEST(ServerAddress, ListsHaveAddressesOfOneFamily) {
   }
 }
 
-TEST(ServerAddress, TargetsHaveHostsAndPorts) {
+TEST(ServerAddress, TargetsHaveHostAndPort) {
   for (const auto& [target, host, port] : {
            std::tuple{"h:1", "h", "1"},
            std::tuple{"[::1]:2", "::1", "2"},
@@ -107,7 +107,7 @@ TEST(ServerAddress, NamesAndListsMayBeSeveralServers) {
   EXPECT_FALSE(IsList("unix:a,b"));
 }
 
-TEST(ServerAddress, PeersAreServers) {
+TEST(ServerAddress, PeersAreParsedAsServers) {
   for (const auto& [peer, server] : {
            std::pair{"ipv4:127.0.0.1:8001", "127.0.0.1:8001"},
            std::pair{"ipv6:%5B::1%5D:8001", "[::1]:8001"},

@@ -23,7 +23,7 @@ class TokenTest : public ::testing::Test {
   void TearDown() override { unsetenv(kTokenVariable); }
 };
 
-TEST_F(TokenTest, TheGivenOneCountsElseTheEnvironments) {
+TEST_F(TokenTest, AGivenTokenOverridesTheEnvironments) {
   EXPECT_EQ(*TokenOf(""), "");
   EXPECT_EQ(*TokenOf(kToken), kToken);
   setenv(kTokenVariable, "of_the_environment", 1);
@@ -33,9 +33,9 @@ TEST_F(TokenTest, TheGivenOneCountsElseTheEnvironments) {
   EXPECT_EQ(*TokenOf(""), "");
 }
 
-TEST_F(TokenTest, WhatCannotBeOneIsRefusedAndNotRepeated) {
+TEST_F(TokenTest, AMalformedTokenIsRefusedAndNotQuoted) {
   const std::string advice =
-      ", must have visible ASCII alone; token_file and --token-file read a file's first line";
+      ", must be visible ASCII only; token_file and --token-file read a file's first line";
   for (const auto& [wrong, why] : std::map<std::string, std::string>{
            {"fifteen_bytes_x", "15 characters, must have 16 to 512"},
            {std::string(513, 'x'), "513 characters, must have 16 to 512"},
@@ -48,7 +48,7 @@ TEST_F(TokenTest, WhatCannotBeOneIsRefusedAndNotRepeated) {
   }
 }
 
-TEST_F(TokenTest, OnlyThisHostGetsItWithoutTls) {
+TEST_F(TokenTest, WithoutTlsTheTokenIsSentOnlyToThisHost) {
   for (const char* target :
        {"unix:/run/attend.sock", "unix-abstract:attend", "127.0.0.1:8001", "127.9.9.9:8001",
         "[::1]:8001", "localhost:8001", "ipv4:127.0.0.1:8001", "ipv6:[::1]:8001",
@@ -63,13 +63,13 @@ TEST_F(TokenTest, OnlyThisHostGetsItWithoutTls) {
     EXPECT_FALSE(IsOnThisHost(target)) << target;
     EXPECT_TRUE(CheckTokenStays("", target).ok()) << target;
     const Status refused = CheckTokenStays(kToken, target);
-    EXPECT_EQ(refused.message(), "the token would go to " + std::string(target) +
-                                     " in the clear: without TLS it goes to loopback and Unix "
-                                     "sockets alone");
+    EXPECT_EQ(refused.message(),
+              "the token would go to " + std::string(target) +
+                  " in the clear: without TLS it is sent only to loopback and Unix sockets");
   }
 }
 
-TEST_F(TokenTest, AClientThatWouldSendItInTheClearIsNotMade) {
+TEST_F(TokenTest, AClientThatWouldSendTheTokenUnencryptedIsRefused) {
   ClientOptions options;
   options.server = "10.0.0.1:8001";
   EXPECT_TRUE(Client::Make(options).ok());
@@ -82,7 +82,7 @@ TEST_F(TokenTest, AClientThatWouldSendItInTheClearIsNotMade) {
   EXPECT_EQ((*Client::Make(options))->token(), kToken);
 }
 
-TEST_F(TokenTest, AFilesFirstLineIsOne) {
+TEST_F(TokenTest, TheTokenIsAFilesFirstLine) {
   const std::string path = ::testing::TempDir() + "/attend-token-test";
   std::ofstream(path) << kToken << "\nmore\n";
   EXPECT_EQ(*ReadTokenFile(path), kToken);
@@ -93,7 +93,7 @@ TEST_F(TokenTest, AFilesFirstLineIsOne) {
   EXPECT_FALSE(ReadTokenFile(path).ok());
   std::filesystem::remove(path);
   EXPECT_NE(ReadTokenFile(path).status().message().find("cannot be read"), std::string::npos);
-  // The environment's does not take the place of one that was to be read.
+  // If a file was to be read, the environment's token does not replace it.
   setenv(kTokenVariable, kToken.c_str(), 1);
   for (const char* const blank : {"", "\n", " \n", "\r\n", "  \r\nmore\n"}) {
     std::ofstream(path) << blank;

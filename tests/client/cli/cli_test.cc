@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The program itself: exit codes, messages, files in and out, the interrupt.
+// The program itself: exit codes, messages, input and output files, the interrupt.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Cli, HelpAndVersion) {
+TEST(Cli, HelpAndVersionExitWithZero) {
   for (const char* command : {"info", "run", "check", "load", "replay"}) {
     const Ended ended = RunProgram({command, "--help"});
     EXPECT_EQ(ended.exit_code, 0);
@@ -37,7 +37,7 @@ TEST(Cli, HelpAndVersion) {
   EXPECT_THAT(version.out, HasSubstr("attend-client "));
 }
 
-TEST(Cli, BadFlagsAreOneLineAndTwo) {
+TEST(Cli, BadFlagsAreOneLineAndExitCodeTwo) {
   for (const std::vector<std::string>& args :
        std::vector<std::vector<std::string>>{{},
                                              {"bogus"},
@@ -74,7 +74,7 @@ TEST(Cli, BadFlagsAreOneLineAndTwo) {
   }
 }
 
-TEST(Cli, NoServerIsOne) {
+TEST(Cli, AMissingServerIsExitCodeOne) {
   for (const std::vector<std::string>& args : std::vector<std::vector<std::string>>{
            {"info"}, {"check", "--quick"}, {"load", "--count", "1"}}) {
     std::vector<std::string> all = args;
@@ -102,7 +102,7 @@ TEST(Cli, TheServerCanComeFromTheEnvironment) {
   EXPECT_EQ(nlohmann::json::parse(json.out)["version"], "fake");
 }
 
-TEST(Cli, RunOnNpy) {
+TEST(Cli, RunReadsAndWritesNpy) {
   ATTEND_FRESH_SEED(seed);
   FakeServer server;
   for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
@@ -134,7 +134,7 @@ TEST(Cli, RunOnNpy) {
   }
 }
 
-TEST(Cli, RunOnSafetensors) {
+TEST(Cli, RunReadsAndWritesSafetensors) {
   ATTEND_FRESH_SEED(seed);
   FakeServer server;
   const std::map<std::string, HostTensor> tensors = {
@@ -163,7 +163,7 @@ TEST(Cli, RunOnSafetensors) {
   EXPECT_THAT(refused.err, HasSubstr("bfloat16"));
 }
 
-TEST(Cli, RunTellsTheServersRefusal) {
+TEST(Cli, RunPrintsTheServersRefusal) {
   FakeServer server;
   server.SetBefore([](int64_t, grpc::ServerContext*) {
     return grpc::Status(grpc::INVALID_ARGUMENT, "q: head dim D is 300");
@@ -176,7 +176,7 @@ TEST(Cli, RunTellsTheServersRefusal) {
   EXPECT_THAT(ended.err, HasSubstr("INVALID_ARGUMENT: q: head dim D is 300"));
 }
 
-TEST(Cli, CheckPassesAndFails) {
+TEST(Cli, CheckDetectsAWrongAnswer) {
   FakeServer server;
   const std::vector<std::string> args = {"check",   "--server", server.address(),
                                          "--quick", "--seed",   "5"};
@@ -192,7 +192,7 @@ TEST(Cli, CheckPassesAndFails) {
   EXPECT_THAT(bad.out, HasSubstr("FAILED"));
 }
 
-TEST(Cli, TenantsAreNamed) {
+TEST(Cli, SendsTheTenant) {
   FakeServer server;
   std::mutex mutex;
   std::set<std::string> named;
@@ -244,7 +244,7 @@ TEST(Cli, LoadFailsOnAWrongAnswer) {
   EXPECT_THAT(ended.out, HasSubstr("FAILED 5"));
 }
 
-TEST(Cli, LoadSearchesARate) {
+TEST(Cli, LoadSearchesForARate) {
   FakeServer server;
   const Ended ended =
       RunProgram({"load", "--server", server.address(), "--shape", "B1,H1,L8,D8", "--rate",
@@ -255,7 +255,7 @@ TEST(Cli, LoadSearchesARate) {
   EXPECT_THAT(ended.out, HasSubstr("highest rate with p99 from the intended send <= 50 ms"));
 }
 
-TEST(Cli, InterruptPrintsWhatWasMeasured) {
+TEST(Cli, AnInterruptPrintsTheMeasurementsSoFar) {
   FakeServer server;
   Program program({"load", "--server", server.address(), "--shape", "B1,H1,L8,D8", "--duration",
                    "1000", "--warmup", "0"});
@@ -267,7 +267,7 @@ TEST(Cli, InterruptPrintsWhatWasMeasured) {
   EXPECT_THAT(ended.out, HasSubstr("(interrupted)"));
 }
 
-TEST(Cli, ReplaySendsADumpAgain) {
+TEST(Cli, ReplayResendsADump) {
   ATTEND_FRESH_SEED(seed);
   FakeServer server;
   const std::string dir = Path("dump");

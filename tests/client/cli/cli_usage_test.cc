@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The program wrongly used: what it says, when, and with which exit code.
+// Wrong usage of the program: its messages, when they come, and the exit codes.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ std::string WriteInput(const char* name) {
   return path;
 }
 
-TEST(CliUsage, EachFaultIsNamedInOneLine) {
+TEST(CliUsage, EveryErrorIsOneLine) {
   const std::string npy = WriteInput("in.npy");
   const std::string st = Path("in.safetensors");
   ASSERT_TRUE(WriteSafetensors(st, {{"q", Random4(DType::kFloat32, {1, 1, 2, 4}, 1)}}).ok());
@@ -53,8 +53,8 @@ TEST(CliUsage, EachFaultIsNamedInOneLine) {
       {{"load", "--cancel-after-ms", "5"}, {"--cancel-after-ms", "--cancel-share"}},
       {{"load", "--search-precision", "0.1"}, {"--search-precision", "--search-p99"}},
       {{"load", "--json", "/nonexistent/x.json"}, {"/nonexistent/x.json"}},
-      {{"load", "--csv", "x.csv"}, {": --csv: there is no CSV, use --json FILE"}},
-      {{"load", "--sessions", "2", "--csv"}, {"--csv: there is no CSV, use --json FILE"}},
+      {{"load", "--csv", "x.csv"}, {": --csv: was removed: use --json FILE"}},
+      {{"load", "--sessions", "2", "--csv"}, {"--csv: was removed: use --json FILE"}},
       {{"load", "--plot", "x.png"}, {"x.png", "must end in .svg"}},
       {{"load", "--json", folder}, {folder}},
       {{"run", "--q", npy, "--k", npy, "--v", npy, "--out", "o.txt"}, {"o.txt", ".npy"}},
@@ -89,7 +89,7 @@ TEST(CliUsage, EachFaultIsNamedInOneLine) {
   }
 }
 
-TEST(CliUsage, AShapeThatNoMachineHoldsIsRefusedByItsBytes) {
+TEST(CliUsage, AShapeTooLargeForAnyMachineIsRefusedWithItsBytes) {
   FakeServer server;
   for (const char* shape : {"B1,H8,L100000000,D64", "B1,H8,L1000000000000000000,D64"}) {
     const Ended ended = RunProgram({"load", "-s", server.address(), "--shape", shape});
@@ -99,7 +99,7 @@ TEST(CliUsage, AShapeThatNoMachineHoldsIsRefusedByItsBytes) {
   EXPECT_EQ(server.calls(), 0);
 }
 
-TEST(CliUsage, ReportsThatCannotBeWrittenAreRefusedBeforeTheLoad) {
+TEST(CliUsage, UnwritableReportsAreRefusedBeforeTheLoad) {
   FakeServer server;
   for (const char* file : {"--json=/nonexistent/report", "--plot=/nonexistent/report.svg"}) {
     const Ended ended =
@@ -109,7 +109,7 @@ TEST(CliUsage, ReportsThatCannotBeWrittenAreRefusedBeforeTheLoad) {
   EXPECT_EQ(server.calls() + server.infos(), 0);
 }
 
-TEST(CliUsage, RunSaysWhatBecameOfItsAnswer) {
+TEST(CliUsage, RunReportsWhereItsAnswerWent) {
   FakeServer server;
   const std::string npy = WriteInput("t.npy");
   std::vector<std::string> args = {"run", "-s", server.address(), "--q", npy, "--k", npy,
@@ -122,7 +122,7 @@ TEST(CliUsage, RunSaysWhatBecameOfItsAnswer) {
               AllOf(HasSubstr("in " + Path("o.npy")), HasSubstr("in " + Path("lse.npy"))));
 }
 
-TEST(CliUsage, AnUnknownTenantIsWarnedOf) {
+TEST(CliUsage, AnUnknownTenantIsAWarning) {
   FakeServer server;
   server.SetTenants({"default", "team-a"});
   const std::string npy = WriteInput("t.npy");
@@ -144,7 +144,7 @@ TEST(CliUsage, AnUnknownTenantIsWarnedOf) {
   }
 }
 
-TEST(CliUsage, ASearchHasAFloorAndItsResultIsInTheFile) {
+TEST(CliUsage, ASearchHasALowerBoundAndWritesItsResult) {
   FakeServer server;
   const auto search = [&](const char* p99_ms, const char* rate) {
     const Ended ended =
@@ -165,7 +165,7 @@ TEST(CliUsage, ASearchHasAFloorAndItsResultIsInTheFile) {
   EXPECT_GE(found["search"]["rate_per_s"], 100);
 }
 
-TEST(CliUsage, InfoTellsLimitsInUnits) {
+TEST(CliUsage, InfoPrintsLimitsWithUnits) {
   FakeServer server;
   server.SetRequestBytesMax(int64_t{3} << 19);
   const Ended ended = RunProgram({"info", "-s", server.address()});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client and the library against a server that sends what no server should: texts that a
-// terminal would obey or that look like lines of the tool's own, and lists that never end.
+// attend-client and the library against a malicious server: texts with terminal control sequences
+// or that imitate the tool's own lines, and endless lists.
 
 #include <gmock/gmock.h>
 #include <grpcpp/server_builder.h>
@@ -26,10 +26,10 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Sets a terminal's title, clears it, begins a line of its own, and writes from right to left.
+// Sets a terminal's title, clears it, begins a new line, and switches to right-to-left.
 const char* const kEvil = "\x1b]0;title\a\x1b[2J\r\nforged line\u202e\u009b2J";
 
-// More than a 32-bit number, which JSON of Protobuf has as a string.
+// Above 32 bits: Protobuf's JSON writes such numbers as strings.
 constexpr int64_t kMany = int64_t{1} << 40;
 
 class Attention final : public v1::AttentionService::Service {
@@ -115,7 +115,7 @@ class Admin final : public v1::AdminService::Service {
   }
   grpc::Status ListSessions(grpc::ServerContext*, const v1::ListTenantSessionsRequest*,
                             v1::ListTenantSessionsResponse* list) override {
-    list->add_sessions()->set_tenant(kEvil);  // the same one on each page, for ever
+    list->add_sessions()->set_tenant(kEvil);  // the same id on each page, forever
     list->mutable_sessions(0)->mutable_session()->set_id("same");
     list->mutable_sessions(0)->mutable_session()->set_device(kEvil);
     return grpc::Status::OK;
@@ -142,7 +142,7 @@ class HostileServer : public ::testing::Test {
     args.insert(args.end(), {"-s", address_});
     return RunProgram(args);
   }
-  // Whether a terminal shows all of it, and each line is the tool's.
+  // Whether a terminal shows all of it verbatim, and every line is the tool's own.
   static void ExpectHarmless(const Ended& ended, const std::string& of) {
     for (const std::string& text : {ended.out, ended.err}) {
       const auto bad = std::find_if(text.begin(), text.end(), [](char c) {
@@ -163,7 +163,7 @@ class HostileServer : public ::testing::Test {
   std::unique_ptr<Client> client_;
 };
 
-TEST_F(HostileServer, ItsTextsAreShownAndNotObeyed) {
+TEST_F(HostileServer, ControlSequencesInItsTextsAreEscaped) {
   ASSERT_TRUE(WriteNpy(Path("t.npy"), Random4(DType::kFloat32, {1, 1, 2, 4}, 1)).ok());
   const std::string npy = Path("t.npy");
   sessions_.SetPage([](int64_t n) { return std::vector<std::string>(n == 0 ? 1 : 0, "id"); });
@@ -191,7 +191,7 @@ TEST_F(HostileServer, ItsTextsAreShownAndNotObeyed) {
   EXPECT_THAT(Run({"admin", "status"}).out, HasSubstr("0 requests in flight, 1 connection\n"));
 }
 
-TEST_F(HostileServer, NumbersOfInfoAreNumbersInJson) {
+TEST_F(HostileServer, LargeNumbersOfInfoAreNumbersInJson) {
   const auto json = nlohmann::json::parse(Run({"info", "--json"}).out);
   EXPECT_EQ(json.at("devices").at(0).at("memory_bytes"), kMany);
   EXPECT_EQ(json.at("limits").at("request_bytes_max"), kMany);
@@ -217,7 +217,7 @@ TEST_F(HostileServer, AListThatDoesNotAdvanceIsRefused) {
   EXPECT_THAT(Run({"admin", "sessions"}).err, HasSubstr("does not advance"));
 }
 
-TEST_F(HostileServer, AListEndsWithItsDeadlineOrItsBound) {
+TEST_F(HostileServer, AnEndlessListEndsAtItsDeadlineOrBound) {
   const auto number = [](int64_t n) {
     std::string text = std::to_string(n);
     return std::string(16 - text.size(), '0') + text;

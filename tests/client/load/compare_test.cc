@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files of results: what is read back, compared and drawn.
+// Result files: read back, compared and drawn.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ LoadFile FileOf(const std::string& name, const std::vector<LoadResult>& results,
   return file.ok() ? *file : LoadFile{};
 }
 
-TEST(LoadFile, ReadsWhatWasWritten) {
+TEST(LoadFile, RoundTrips) {
   const LoadFile file = FileOf("a.json", {StepOf(4, {100, 110, 90}, 2'000'000)});
   EXPECT_EQ(file.Setting("host.name"), "a-host");
   EXPECT_EQ(file.Setting("host.cores"), "4");
@@ -81,7 +81,7 @@ TEST(LoadFile, ReadsWhatWasWritten) {
   EXPECT_FALSE(step.judged);
 }
 
-TEST(LoadFile, WhatIsNoneIsNamed) {
+TEST(LoadFile, FilesThatAreNoResultsAreRefusedByName) {
   const std::string good = LoadJson(Options(), {StepOf(4, {100}, 1000)});
   auto other = nlohmann::json::parse(good);
   other["schema"] = "attend-load/2";
@@ -98,7 +98,7 @@ TEST(LoadFile, WhatIsNoneIsNamed) {
   EXPECT_THAT(ReadLoadFile("/nonexistent.json").status().message(), HasSubstr("/nonexistent.json"));
 }
 
-// One run for each number of requests/s, in windows that agree to a percent.
+// One run per requests/s value, in windows that agree to a percent.
 LoadRuns RunsOf(const std::vector<int64_t>& rates, int64_t latency_ns = 2'000'000) {
   LoadRuns runs;
   for (const int64_t rate : rates) {
@@ -114,7 +114,7 @@ Verdict RateVerdict(const LoadRuns& before, const LoadRuns& after) {
   return comparison.differences.at(0).verdict;
 }
 
-TEST(Compare, OnlySeveralRunsShowADifference) {
+TEST(Compare, ADifferenceNeedsSeveralRuns) {
   const LoadRuns before = RunsOf({200, 240, 220});
   EXPECT_EQ(RateVerdict(before, RunsOf({241, 300, 260})), Verdict::kHigher);
   EXPECT_EQ(RateVerdict(before, RunsOf({199, 150, 160})), Verdict::kLower);
@@ -128,8 +128,8 @@ TEST(Compare, OnlySeveralRunsShowADifference) {
   EXPECT_NEAR(rate.after.range->highest, 360, 1e-9);
 }
 
-// What was seen: two runs of one program, each in narrow windows, 5 % apart.
-TEST(Compare, OneRunEachShowsNone) {
+// Seen in practice: two runs of one program, each in narrow windows, 5 % apart.
+TEST(Compare, OneRunEachShowsNoDifference) {
   const LoadRuns before = RunsOf({200}), after = RunsOf({210});
   EXPECT_EQ(RateVerdict(before, after), Verdict::kBeyondWindows);
   EXPECT_EQ(RateVerdict(before, RunsOf({201})), Verdict::kWithinWindows);
@@ -140,7 +140,7 @@ TEST(Compare, OneRunEachShowsNone) {
                            Not(HasSubstr("higher")), Not(HasSubstr("lower"))));
 }
 
-TEST(Compare, AP99NeedsAHundredAnswersAWindow) {
+TEST(Compare, AP99NeedsAHundredAnswersPerWindow) {
   const auto p99 = [](int64_t rate) {
     return Compare(RunsOf({rate, rate, rate}), RunsOf({rate, rate, rate}, 1'000'000))
         .differences.at(2);
@@ -150,7 +150,7 @@ TEST(Compare, AP99NeedsAHundredAnswersAWindow) {
   EXPECT_EQ(p99(100).verdict, Verdict::kFewAnswers) << "one window has 99";
 }
 
-TEST(Compare, WhatWasNotStableHasNoVerdict) {
+TEST(Compare, UnstableMeasurementsHaveNoVerdict) {
   LoadOptions options = Options();
   options.stability = StabilityRule{.percent = 10};
   LoadRuns before = RunsOf({200, 240, 220});
@@ -167,7 +167,7 @@ TEST(Compare, WhatWasNotStableHasNoVerdict) {
   EXPECT_EQ(RateVerdict(before, after), Verdict::kHigher);
 }
 
-TEST(Compare, EverySettingThatDiffersIsNamed) {
+TEST(Compare, DifferentSettingsAreNamed) {
   LoadOptions options = Options();
   options.stream = true;
   options.check_share = 1;
@@ -192,7 +192,7 @@ TEST(Compare, EverySettingThatDiffersIsNamed) {
   EXPECT_THAT(Compare(before, before).settings, SizeIs(0));
 }
 
-TEST(Compare, TheTableSaysWhatIsAndWhatIsNotTheSame) {
+TEST(Compare, TheTableNamesSameAndDifferentSettings) {
   LoadOptions options = Options();
   options.stream = true;
   const LoadRuns before = {
@@ -210,13 +210,13 @@ TEST(Compare, TheTableSaysWhatIsAndWhatIsNotTheSame) {
   }
 }
 
-TEST(LoadPlot, SeveralStepsAreDrawnOverTheLoadOneOverTime) {
+TEST(LoadPlot, SeveralStepsAreDrawnOverTheLoadAndOneOverTime) {
   const LoadResult one = StepOf(1, {100, 110, 90}, 2'000'000);
   const LoadResult eight = StepOf(8, {300, 310, 290}, 5'000'000);
   const std::string load = SvgOf(Draw(LoadFigure(FileOf("a.json", {one, eight}))));
   for (const char* words :
        {"Latency against rate", "Throughput", "Where the time goes", "Histogram", ">x8<",
-        "requests/s answered", "latency, ms", "p99.9", "network and client", "B1,H8,L128,D64"}) {
+        "requests/s answered", "latency, ms", ">p99<", "network and client", "B1,H8,L128,D64"}) {
     EXPECT_THAT(load, HasSubstr(words));
   }
   const std::string time = SvgOf(Draw(LoadFigure(FileOf("a.json", {one}))));
@@ -231,7 +231,15 @@ TEST(LoadPlot, SeveralStepsAreDrawnOverTheLoadOneOverTime) {
   EXPECT_THAT(SvgOf(Draw(ComparisonFigure({file, file}))), HasSubstr(">a.json p99<"));
 }
 
-// A step in which nothing was in time is the one that matters.
+TEST(LoadPlot, APercentileNeedsAsManyAnswersAsTellItFromTheMaximum) {
+  const std::string few = SvgOf(Draw(LoadFigure(FileOf("a.json", {StepOf(1, {60, 70}, 1000)}))));
+  EXPECT_THAT(few, AllOf(HasSubstr(">p90<"), HasSubstr(">max<"), Not(HasSubstr(">p99<"))));
+  const std::string many =
+      SvgOf(Draw(LoadFigure(FileOf("a.json", {StepOf(1, {1000, 1000}, 1000)}))));
+  EXPECT_THAT(many, AllOf(HasSubstr(">p99<"), HasSubstr(">p99.9<"), Not(HasSubstr(">max<"))));
+}
+
+// A step without any answer in time is the one that matters.
 TEST(LoadPlot, WithDeadlinesTheThroughputIsTheGoodput) {
   LoadOptions options = Options();
   options.deadline_ms = 40;
@@ -248,7 +256,7 @@ TEST(LoadPlot, WithDeadlinesTheThroughputIsTheGoodput) {
   }
 }
 
-TEST(LoadPlot, ABarsPartsAddUpToTheCall) {
+TEST(LoadPlot, ABarsPartsAddUpToTheCallsTime) {
   std::array<double, kPhases> mean = {};
   mean[kReceive] = 0.5;
   mean[kQueue] = 1;

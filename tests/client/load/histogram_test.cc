@@ -14,7 +14,7 @@
 namespace attend::client {
 namespace {
 
-// The rank that ValueAt promises, on sorted values.
+// The rank that ValueAt specifies, on sorted values.
 int64_t Exact(const std::vector<int64_t>& sorted, double quantile) {
   const double target = std::ceil(quantile * static_cast<double>(sorted.size()));
   return sorted[static_cast<size_t>(std::max(1.0, target)) - 1];
@@ -38,7 +38,7 @@ TEST(Histogram, SmallValuesAreExact) {
   }
 }
 
-TEST(Histogram, NeverBelowAndNeverMoreThanTheErrorAbove) {
+TEST(Histogram, IsNeverBelowNorFurtherAboveThanTheError) {
   ATTEND_FRESH_SEED(seed);
   Random random(seed);
   for (int round = 0; round < 20; ++round) {
@@ -63,7 +63,7 @@ TEST(Histogram, NeverBelowAndNeverMoreThanTheErrorAbove) {
   }
 }
 
-TEST(Histogram, BucketEdges) {
+TEST(Histogram, BucketEdgesAreExact) {
   for (int bit = 8; bit < 47; ++bit) {
     for (const int64_t value :
          {(int64_t{1} << bit) - 1, int64_t{1} << bit, (int64_t{1} << bit) + 1}) {
@@ -77,7 +77,7 @@ TEST(Histogram, BucketEdges) {
   }
 }
 
-TEST(Histogram, ClampsOutOfRange) {
+TEST(Histogram, ClampsValuesOutOfRange) {
   Histogram h;
   h.Record(-5);
   h.Record(INT64_MAX);

@@ -21,7 +21,7 @@ TEST(RateSearch, FindsTheLimitFromBelowAndFromAbove) {
   }
 }
 
-TEST(RateSearch, EndsWhenNothingMeetsTheBound) {
+TEST(RateSearch, EndsIfNoRateMeetsTheBound) {
   RateSearch search(100, 0.05, 1);
   int steps = 0;
   for (; !search.done() && steps < 100; ++steps) search.Add(false);

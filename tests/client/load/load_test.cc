@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The load runner against a server in this process: what is counted, judged and reported.
+// The load runner against a server in this process: counts, verification and reports.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -74,7 +74,8 @@ TEST(Load, ClosedLoopCountsEveryRequestOnce) {
 
 TEST(Load, OpenLoopLatencyCountsFromTheIntendedSend) {
   FakeServer server;
-  // One request blocks the only slot; those that should have left meanwhile must show it.
+  // One request blocks the only slot; the requests that should have been sent meanwhile must show
+  // the delay.
   server.SetBefore([](int64_t number, grpc::ServerContext*) {
     if (number == 0) std::this_thread::sleep_for(std::chrono::milliseconds(200));
     return grpc::Status::OK;
@@ -86,12 +87,12 @@ TEST(Load, OpenLoopLatencyCountsFromTheIntendedSend) {
   const LoadResult result = RunLoad(options, {0, 1000});
   EXPECT_EQ(result.stats.sent, 40);
   EXPECT_GT(result.stats.held_back, 0);
-  // At 1000 a second the 2nd to 40th were due within 40 ms, so each waited at least 160 ms.
+  // At 1000 per second the 2nd to 40th were due within 40 ms, so each waited at least 160 ms.
   EXPECT_GE(result.stats.from_intended.ValueAt(0.05), 150'000'000);
   EXPECT_LT(result.stats.from_sent.ValueAt(0.5), result.stats.from_intended.ValueAt(0.05));
 }
 
-TEST(Load, WhatWasDueAndNeverSentIsCounted) {
+TEST(Load, RequestsDueButNeverSentAreCounted) {
   FakeServer server;
   server.SetBefore([&](int64_t number, grpc::ServerContext* context) {
     return number < 10 ? grpc::Status::OK : server.UntilCancelled(context);
@@ -119,7 +120,7 @@ TEST(Load, WhatWasDueAndNeverSentIsCounted) {
   EXPECT_NEAR(step["latency_share"].get<double>(), 10.0 / 10000, 1e-6);
 }
 
-TEST(Load, AnOpenLoopThatKeepsUpLeavesNothingUnsent) {
+TEST(Load, AnOpenLoopThatKeepsUpSendsEveryRequest) {
   FakeServer server;
   LoadOptions options = Options(server);
   options.count = 0;
@@ -174,7 +175,7 @@ TEST(Load, UnexpectedStatusesFailTheRunAndAllowedOnesDoNot) {
   EXPECT_FALSE(RunLoad(options, {2, 0}).failed());
 }
 
-TEST(Load, DeadlinesAndCancellationsAreExpectedWhereAskedFor) {
+TEST(Load, RequestedDeadlinesAndCancellationsAreNotFailures) {
   FakeServer server;
   server.SetBefore([&](int64_t number, grpc::ServerContext* context) {
     return number % 2 ? server.UntilCancelled(context) : grpc::Status::OK;
@@ -190,7 +191,7 @@ TEST(Load, DeadlinesAndCancellationsAreExpectedWhereAskedFor) {
   EXPECT_FALSE(result.failed());
 }
 
-TEST(Load, WhatIsNeverAnsweredIsTold) {
+TEST(Load, UnansweredRequestsAreReported) {
   FakeServer server;
   server.SetBefore([&](int64_t number, grpc::ServerContext* context) {
     return number == 5 ? server.UntilCancelled(context) : grpc::Status::OK;
@@ -204,7 +205,7 @@ TEST(Load, WhatIsNeverAnsweredIsTold) {
   EXPECT_TRUE(result.failed());
 }
 
-TEST(Load, InterruptEndsItWithWhatWasMeasured) {
+TEST(Load, AnInterruptKeepsTheMeasurementsSoFar) {
   FakeServer server;
   LoadOptions options = Options(server);
   options.count = 0;
@@ -227,7 +228,7 @@ TEST(Load, InterruptEndsItWithWhatWasMeasured) {
   EXPECT_THAT(LoadTable(options, {*result}), HasSubstr("interrupted"));
 }
 
-TEST(Load, TheReportParses) {
+TEST(Load, TheReportIsValidJson) {
   FakeServer server;
   const LoadOptions options = Options(server);
   const std::vector<LoadResult> results = {RunLoad(options, {2, 0}), RunLoad(options, {0, 2000})};
@@ -247,7 +248,7 @@ TEST(Load, TheReportParses) {
   EXPECT_EQ(json["steps"][0]["windows"].size(), 1u) << "a number of requests is one window";
 }
 
-TEST(Load, MeasuresUntilWindowsAgree) {
+TEST(Load, MeasuresUntilTheWindowsAgree) {
   FakeServer server;
   LoadOptions options = Options(server);
   options.count = 0;
@@ -264,7 +265,7 @@ TEST(Load, MeasuresUntilWindowsAgree) {
   EXPECT_EQ(json["options"]["max_trials"], 10);
 }
 
-TEST(Load, WhatDoesNotBecomeStableSaysSo) {
+TEST(Load, AnUnstableMeasurementIsReported) {
   FakeServer server;
   LoadOptions options = Options(server);
   options.count = 0;
@@ -280,7 +281,7 @@ TEST(Load, WhatDoesNotBecomeStableSaysSo) {
   EXPECT_EQ(json["steps"][0]["stability"]["stable"], false);
 }
 
-TEST(Load, NoAnswerHasNoLatency) {
+TEST(Load, WithoutAnswersThereIsNoLatency) {
   FakeServer server;
   const LoadOptions options = Options(server);
   LoadResult result;
@@ -294,10 +295,10 @@ TEST(Load, NoAnswerHasNoLatency) {
   EXPECT_FALSE(latency.contains("p50"));
 }
 
-TEST(VerifyQueue, SkipsBeyondItsMemoryAndSaysSo) {
+TEST(VerifyQueue, AnswersBeyondItsMemoryAreSkippedAndCounted) {
   FakeServer server;
   LoadOptions options = Options(server);
-  options.mix = {*ParseCallSpec("B1,H1,L64,D64")};  // 16 KiB an answer
+  options.mix = {*ParseCallSpec("B1,H1,L64,D64")};  // 16 KiB per answer
   options.verify_share = 1;
   options.verify_bytes_max = 1;  // room for one at a time
   const LoadResult result = RunLoad(options, {4, 0});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The windows of a measurement whose requests and clock are made by hand.
+// The windows of a measurement with synthetic requests and a manual clock.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ class Load {
  public:
   explicit Load(const LoadOptions& options) : measurement(options, 2, kBegin) {}
 
-  // `count` requests meant for the window that begins at `second`, each answered after latency_ns.
+  // `count` requests due in the window that begins at `second`, each answered after latency_ns.
   void Add(int64_t second, int64_t count, int64_t latency_ns, bool unexpected = false) {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t sent = kBegin + second * kSecond + i * kSecond / count;
@@ -44,7 +44,7 @@ LoadOptions Options(double duration_s) {
   return options;
 }
 
-TEST(Measurement, WithoutARuleEveryWindowIsReported) {
+TEST(Measurement, WithoutAStabilityRuleEveryWindowIsReported) {
   const LoadOptions options = Options(5);
   Load load(options);
   EXPECT_EQ(load.measurement.end_ns(), kBegin + 5 * kSecond);
@@ -66,7 +66,7 @@ TEST(Measurement, WithoutARuleEveryWindowIsReported) {
   EXPECT_FALSE(result.stable);
 }
 
-TEST(Measurement, ARuleReportsTheLastThreeWindowsAndEndsThere) {
+TEST(Measurement, AStableMeasurementReportsItsLastThreeWindows) {
   LoadOptions options = Options(1);
   options.stability = StabilityRule{};
   Load load(options);
@@ -95,7 +95,7 @@ TEST(Measurement, ARuleReportsTheLastThreeWindowsAndEndsThere) {
   EXPECT_TRUE(result.failed()) << "a failure counts in whichever window it is";
 }
 
-TEST(Measurement, WhatNeverAgreesReportsItsLastThreeWindows) {
+TEST(Measurement, AnUnstableMeasurementReportsItsLastThreeWindows) {
   LoadOptions options = Options(1);
   options.stability = StabilityRule{5, 95, 4};
   Load load(options);
@@ -111,7 +111,7 @@ TEST(Measurement, WhatNeverAgreesReportsItsLastThreeWindows) {
   EXPECT_EQ(result.elapsed_s, 3);
 }
 
-TEST(Measurement, AnswersAfterTheEndCountAsLatenciesAlone) {
+TEST(Measurement, AnswersAfterTheEndCountOnlyAsLatencies) {
   const LoadOptions options = Options(5);
   Load load(options);
   load.Add(4, 10, 3 * kSecond);
@@ -123,7 +123,7 @@ TEST(Measurement, AnswersAfterTheEndCountAsLatenciesAlone) {
   EXPECT_EQ(result.windows.at(4).latency.count(), 10);
 }
 
-TEST(Measurement, InterruptedItEndsWithinAWindow) {
+TEST(Measurement, AnInterruptEndsItWithinAWindow) {
   const LoadOptions options = Options(5);
   Load load(options);
   load.Add(0, 10, 1000);
@@ -138,7 +138,7 @@ TEST(Measurement, InterruptedItEndsWithinAWindow) {
   EXPECT_EQ(result.stats.window_ok, 20);
 }
 
-TEST(Measurement, ANumberOfRequestsIsOneWindow) {
+TEST(Measurement, AFixedNumberOfRequestsIsOneWindow) {
   LoadOptions options;
   options.count = 30;
   Load load(options);

@@ -10,14 +10,14 @@
 namespace attend::client {
 namespace {
 
-TEST(Schedule, ConstantIsEven) {
+TEST(Schedule, ConstantIntervalsAreEven) {
   Schedule schedule(Arrivals::kConstant, 300, 1);
   for (int i = 1; i <= 3000; ++i) {
     EXPECT_NEAR(static_cast<double>(schedule.NextNs()), i * (1e9 / 300), 2);
   }
 }
 
-TEST(Schedule, PoissonHasItsMeanItsSpreadAndItsMemorylessness) {
+TEST(Schedule, PoissonIntervalsAreExponential) {
   ATTEND_FRESH_SEED(seed);
   constexpr double kRate = 5000;
   constexpr int kCount = 200000;
@@ -41,7 +41,7 @@ TEST(Schedule, PoissonHasItsMeanItsSpreadAndItsMemorylessness) {
   EXPECT_NEAR(above_mean / n, std::exp(-1.0), 6 * std::sqrt(0.2326 / n));
 }
 
-TEST(Schedule, SeedsRepeatAndDiffer) {
+TEST(Schedule, SeedsDetermineTheIntervals) {
   Schedule a(Arrivals::kPoisson, 100, 42), b(Arrivals::kPoisson, 100, 42),
       c(Arrivals::kPoisson, 100, 43);
   bool differs = false;
@@ -53,7 +53,7 @@ TEST(Schedule, SeedsRepeatAndDiffer) {
   EXPECT_TRUE(differs);
 }
 
-TEST(Schedule, CountsWhatIsStillToCome) {
+TEST(Schedule, CountsTheRemainingRequests) {
   Schedule counted(Arrivals::kPoisson, 1000, 3), drawn(Arrivals::kPoisson, 1000, 3);
   int64_t expected = 0;
   for (int64_t at = drawn.NextNs(); at < 2'000'000'000; at = drawn.NextNs()) {

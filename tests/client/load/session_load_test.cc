@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The load of sessions against the whole server: what is counted, remembered and judged.
+// The load of sessions against a whole server: counts, answers kept for verification, and verdicts.
 
 #include "client/load/session_load.h"
 
@@ -55,12 +55,12 @@ TEST(SessionLoad, CountsPromptsAndTokensAndVerifiesThem) {
   EXPECT_EQ(result.stats.tokens, 60);
   EXPECT_EQ(result.stats.prompt_ns.count(), 5);
   EXPECT_EQ(result.stats.step_ns.count(), 60);
-  // Of each layer: q of four heads, k and v of two.
+  // Per layer: q of four heads, k and v of two.
   EXPECT_EQ(result.bytes_in_per_token(), 2 * (4 * 16 + 2 * 16 + 2 * 8) * 4);
   EXPECT_EQ(result.bytes_out_per_token(), 2 * (4 * 8 + 4) * 4);  // O and LSE
   EXPECT_GT(result.tokens_per_s(), 0);
   EXPECT_GT(result.prompts_per_s(), 0);
-  // Six steps of each are fewer than what is verified at most.
+  // Six steps of each sequence: below the number verified at most.
   EXPECT_EQ(result.verified.passed, 5 * (1 + 2 * 6));
   EXPECT_EQ(result.verified.failed, 0);
   const auto client = Connect(server.address(), 1);
@@ -79,7 +79,7 @@ TEST(SessionLoad, CountsPromptsAndTokensAndVerifiesThem) {
   EXPECT_THAT(table, HasSubstr("H4,Hkv2,D16,Dv8,dtype=float32"));
 }
 
-TEST(SessionLoad, StepsGoOverStreams) {
+TEST(SessionLoad, StepsAreSentOverStreams) {
   ATTEND_FRESH_SEED(seed);
   TestServer server(WithSessions);
   LoadOptions options = Options(server, seed);
@@ -137,7 +137,7 @@ TEST(SessionLoad, ARefusalEndsItsSequence) {
   EXPECT_FALSE(RunLoad(options).failed());
 }
 
-TEST(SessionLoad, AnInterruptEndsIt) {
+TEST(SessionLoad, AnInterruptEndsTheLoad) {
   TestServer server(WithSessions);
   LoadOptions options = Options(server, 1);
   options.session.think_ms = 1e6;
@@ -155,7 +155,7 @@ TEST(SessionLoad, AnInterruptEndsIt) {
   EXPECT_EQ(result->stats.tokens, 0);
 }
 
-TEST(SessionLoad, WhatDoesNotFitIsRefusedFirst) {
+TEST(SessionLoad, SequencesThatDoNotFitAreRefusedFirst) {
   TestServer server(WithSessions);
   const std::atomic<bool> interrupted{false};
   const auto message = [&](const char* shape, int64_t bytes_max) {

@@ -20,7 +20,7 @@ std::vector<double> Values(const std::string& text, const ValueBounds& bounds = 
   return values.ok() ? *values : std::vector<double>{};
 }
 
-TEST(ValueList, ValuesAndRanges) {
+TEST(ValueList, ParsesValuesAndRanges) {
   const std::vector<std::pair<std::string, std::vector<double>>> cases = {
       {"7", {7}},
       {"1,8,64", {1, 8, 64}},
@@ -40,7 +40,7 @@ TEST(ValueList, TheEndOfARangeIsNotLostToRounding) {
   EXPECT_NEAR(Values("100:1000:x1.2589254117941673", kReal).back(), 1000, 1e-6);
 }
 
-TEST(ValueList, EachFaultIsNamed) {
+TEST(ValueList, EveryErrorIsNamed) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "not a number"},
       {"a", "\"a\" is not a number"},

@@ -22,8 +22,7 @@ WindowResult Window(int64_t ok, int64_t latency_ns) {
   return window;
 }
 
-// Windows of one second from second 100 on, as a clock that is set by hand ends them. Returns the
-// number of those that were needed.
+// Windows of one second from second 100 on, ended by a manual clock. Returns how many were needed.
 int64_t Measure(WindowPlan& plan, const std::vector<WindowResult>& windows) {
   size_t given = 0;
   for (int64_t now = 100 * kSecond; now <= 200 * kSecond && !plan.done(); now += kSecond / 4) {
@@ -37,14 +36,14 @@ int64_t Measure(WindowPlan& plan, const std::vector<WindowResult>& windows) {
   return static_cast<int64_t>(plan.windows().size());
 }
 
-TEST(Windows, ThreeThatAgreeAreEnough) {
+TEST(Windows, ThreeAgreeingWindowsSuffice) {
   WindowPlan plan(100 * kSecond, kSecond, 5, StabilityRule{});
   EXPECT_EQ(Measure(plan, {Window(1000, 200)}), 3);
   EXPECT_TRUE(plan.stable());
   EXPECT_EQ(plan.first_reported(), 0);
 }
 
-TEST(Windows, WhatChangesIsMeasuredUntilItDoesNot) {
+TEST(Windows, MeasuresUntilRateAndLatencyAreStable) {
   // The rate rises, then the latency falls, then both stay.
   const std::vector<WindowResult> windows = {Window(100, 200), Window(150, 200), Window(200, 200),
                                              Window(200, 150), Window(200, 100), Window(205, 100),
@@ -55,7 +54,7 @@ TEST(Windows, WhatChangesIsMeasuredUntilItDoesNot) {
   EXPECT_EQ(plan.first_reported(), 4);
 }
 
-TEST(Windows, WhatNeverAgreesEndsUnstable) {
+TEST(Windows, WindowsThatNeverAgreeEndUnstable) {
   StabilityRule rule;
   rule.windows_max = 4;
   WindowPlan plan(100 * kSecond, kSecond, 5, rule);
@@ -66,7 +65,7 @@ TEST(Windows, WhatNeverAgreesEndsUnstable) {
   EXPECT_EQ(plan.first_reported(), 1);
 }
 
-TEST(Windows, WithoutARuleThereAreAsManyAsAskedFor) {
+TEST(Windows, WithoutARuleAllWindowsAreMeasured) {
   WindowPlan plan(100 * kSecond, kSecond, 5, std::nullopt);
   EXPECT_EQ(Measure(plan, {Window(100, 200)}), 5);
   EXPECT_FALSE(plan.stable());
@@ -82,7 +81,7 @@ TEST(Windows, TheBoundIsTheDistanceFromTheMean) {
   EXPECT_FALSE(spread.Within(9.999));
 }
 
-TEST(Windows, ThePercentileDecides) {
+TEST(Windows, TheChosenPercentileDecides) {
   // One answer in ten is slow in the last window: p50 agrees, p95 does not.
   std::vector<WindowResult> windows(3, Window(100, 100));
   windows[2] = Window(90, 100);
@@ -92,13 +91,13 @@ TEST(Windows, ThePercentileDecides) {
   EXPECT_FALSE(SpreadOf(windows, 95).Within(10));
 }
 
-TEST(Windows, AWindowWithoutAnAnswerAgreesWithNone) {
+TEST(Windows, AWindowWithoutAnswersAgreesWithNone) {
   EXPECT_TRUE(std::isinf(SpreadOf({Window(9, 1), Window(9, 1)}, 95).rate_percent));
   const std::vector<WindowResult> windows(3, Window(0, 0));
   EXPECT_FALSE(SpreadOf(windows, 95).Within(1e9));
 }
 
-TEST(Windows, EveryMomentHasItsWindow) {
+TEST(Windows, EveryTimeBelongsToAWindow) {
   const WindowPlan plan(100 * kSecond, kSecond, 5, std::nullopt);
   EXPECT_EQ(plan.IndexOf(100 * kSecond), 0);
   EXPECT_EQ(plan.IndexOf(101 * kSecond - 1), 0);

@@ -10,7 +10,7 @@
 namespace attend::client {
 namespace {
 
-TEST(Workload, DrawsRepeatAndFollowWeightsAndShares) {
+TEST(Workload, DrawsAreDeterministicAndFollowTheirWeights) {
   ATTEND_FRESH_SEED(seed);
   LoadOptions options;
   options.seed = seed;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls computed in this process: right answers, times of a clock that is set by hand, and the
-// same shape against a server.
+// Calls computed in this process: right answers, times on a manual clock, and the same shape
+// against a server.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Every look at it is a millisecond later.
+// Advances by a millisecond at every reading.
 LocalCall::NowNs StepClock() {
   return [now = int64_t{0}]() mutable { return now += 1'000'000; };
 }
@@ -26,7 +26,8 @@ TEST(LocalCall, AnswersAreRightForEveryTermAndLayout) {
        {"B2,H4,Hkv2,L70,D40", "B1,H2,L33,D64,dtype=float16,layout=blhd,causal,lse",
         "B3,H2,Lq1,Lk65,D32,Dv48,ragged,sinks,alibi", "B2,H2,L40,D16,layout=lhd,ragged,window=9:0",
         "B2,H2,L24,D16,bias,softcap=3", "B1,H2,L24,D16,bits,top-left,causal",
-        "B1,H2,L64,D16,dropout=0.3", "B1,H1,L20,D16,kernel=cpu_reference"}) {
+        "B2,H2,Lq9,Lk31,D16,ragged,tree=7", "B1,H2,L64,D16,dropout=0.3",
+        "B1,H1,L20,D16,kernel=cpu_reference"}) {
     const Result<AttentionCall> call = MakeRandomCall(*ParseCallSpec(shape), 7);
     ASSERT_TRUE(call.ok()) << call.status().ToString();
     const auto local = LocalCall::Make(ATTEND_CPU, *call);
@@ -41,7 +42,7 @@ TEST(LocalCall, AnswersAreRightForEveryTermAndLayout) {
   }
 }
 
-TEST(LocalCall, PartsOfTheKeysHaveTheMaskOfTheWhole) {
+TEST(LocalCall, PartsOfTheKeysAreMaskedAsInTheWhole) {
   Result<AttentionCall> call = MakeRandomCall(*ParseCallSpec("B1,H2,Lq5,Lk24,D16,causal,alibi"), 7);
   ASSERT_TRUE(call.ok()) << call.status().ToString();
   call->mask.key_offset = 7;
@@ -54,7 +55,7 @@ TEST(LocalCall, PartsOfTheKeysHaveTheMaskOfTheWhole) {
   EXPECT_TRUE(report->ok) << report->detail;
 }
 
-TEST(LocalCall, WhatCannotBeComputedIsRefused) {
+TEST(LocalCall, UnsupportedCallsAreRefused) {
   const auto refused = [](const char* shape) {
     const Result<AttentionCall> call = MakeRandomCall(*ParseCallSpec(shape), 7);
     EXPECT_TRUE(call.ok());
@@ -72,7 +73,7 @@ TEST(LocalCall, DevicesAreNamedAsTheServerNamesThem) {
   EXPECT_THAT(ParseDevice("cuda:4000").status().message(), HasSubstr("cuda:4000: there are "));
 }
 
-// Its calls take the clock's steps; the name says who ran when.
+// Its calls take the clock's steps; the name records which way ran when.
 class FakeWay final : public Way {
  public:
   FakeWay(std::string name, int64_t steps, std::string* log)
@@ -121,7 +122,7 @@ Result<std::vector<WayResult>> Bench(const LoadOptions& options, int64_t rounds,
   return BenchWays(options, rounds, calls, ways, interrupted, StepClock());
 }
 
-TEST(LocalBench, MeasuresByTheClockThatItIsGiven) {
+TEST(LocalBench, MeasuresWithTheGivenClock) {
   LoadOptions options = OptionsFor("B1,H1,L4,D8");
   options.warmup_s = 0.02;
   options.duration_s = 0.05;
@@ -134,7 +135,7 @@ TEST(LocalBench, MeasuresByTheClockThatItIsGiven) {
   EXPECT_EQ(way.way, "here, cpu");
   EXPECT_EQ(way.kernel, "cpu_flash");
   EXPECT_EQ(way.latency.max(), 3'000'000);
-  // A call and the look at the clock before it take 5 ms.
+  // A call and the preceding reading of the clock take 5 ms.
   EXPECT_EQ(way.latency.count(), 10);
   EXPECT_EQ(way.phase_mean_ms[kKernel], 1);
   EXPECT_EQ(way.client_mean_ms, 0);
@@ -142,7 +143,7 @@ TEST(LocalBench, MeasuresByTheClockThatItIsGiven) {
   EXPECT_FALSE(way.failed);
 }
 
-TEST(LocalBench, WaysTakeTurns) {
+TEST(LocalBench, WaysAlternate) {
   LoadOptions options = OptionsFor("B1,H1,L4,D8");
   options.count = 5;
   const std::vector<AttentionCall> calls = CallsOf(options, 2);
@@ -161,7 +162,7 @@ TEST(LocalBench, WaysTakeTurns) {
   EXPECT_EQ(BesideHere(b, a).median, 4);
 }
 
-TEST(LocalBench, ATurnMeasuresACallHoweverLongItIs) {
+TEST(LocalBench, ATurnMeasuresAtLeastOneCall) {
   LoadOptions options = OptionsFor("B1,H1,L4,D8");
   options.warmup_s = 0.001;
   options.duration_s = 0.002;
@@ -174,7 +175,7 @@ TEST(LocalBench, ATurnMeasuresACallHoweverLongItIs) {
   EXPECT_EQ(results->front().latency.count(), 2);
 }
 
-TEST(LocalBench, RatiosAreOfTheSameRounds) {
+TEST(LocalBench, RatiosCompareTheSameRounds) {
   WayResult here, served;
   here.round_mean_ms = {1, 2, 4, 1};
   served.round_mean_ms = {3, 4, 20, 4};
@@ -186,8 +187,8 @@ TEST(LocalBench, RatiosAreOfTheSameRounds) {
 }
 
 // The client's part is inside the time of a call: the clock ticks before the encoding, after it,
-// and when the answer is there.
-TEST(LocalBench, ServedCallsBeginWithTheirTensors) {
+// and when the answer arrives.
+TEST(LocalBench, AServedCallsTimeIncludesItsEncoding) {
   FakeServer server;
   LoadOptions options = OptionsFor("B1,H1,L4,D8");
   options.client.server = server.address();
@@ -234,7 +235,7 @@ TEST(LocalBench, ReportsNameEveryWay) {
   }
 }
 
-TEST(LocalBench, ARefusalIsTheResult) {
+TEST(LocalBench, ARefusalIsReportedAsTheResult) {
   FakeServer server;
   server.SetBefore([](int64_t, grpc::ServerContext*) {
     return grpc::Status(grpc::RESOURCE_EXHAUSTED, "queue is full");

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// CUDA IPC between two processes on a real GPU: attend-server on cuda:0, and this one, which lends
-// it memory. Skipped (77) where there is no GPU.
+// CUDA IPC between two processes on a real GPU: attend-server on cuda:0, and this process, which
+// lends it memory. Skipped (77) without a GPU.
 //
-// As `--victim ADDRESS SOCKET` this program is a client that lends memory and calls until it is
-// killed.
+// With `--victim ADDRESS SOCKET` this program is a client that lends memory and makes calls until
+// it is killed.
 
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
@@ -42,13 +42,13 @@ namespace fs = std::filesystem;
 
 fs::path Self() { return fs::read_symlink("/proc/self/exe"); }
 
-// Beside this program, as in a folder of binaries, or where it was built.
+// Beside this program, in a folder of binaries, or where it was built.
 std::string ServerBinary() {
   const fs::path beside = Self().parent_path() / "attend-server";
   return fs::exists(beside) ? beside.string() : ATTEND_SERVER_BINARY;
 }
 
-// A program of its own process; killed at the end.
+// A child process; killed at the end.
 class Process {
  public:
   // With its output in `output`, unless that is -1.
@@ -192,8 +192,8 @@ TEST_F(CudaIpcGpuTest, SameBitsAsInline) {
   }
 }
 
-// The inputs arrive on a stream of this process, behind much else; without the event the server
-// would find NaN.
+// The inputs are written on a stream of this process, behind much other work; without the event the
+// server would find NaN.
 TEST_F(CudaIpcGpuTest, WaitsForTheClientsEvent) {
   const uint64_t seed = FreshSeed();
   const AttentionCall call = MakeCall("B1,H8,L1024,D64,dtype=float16", seed);
@@ -236,7 +236,7 @@ TEST_F(CudaIpcGpuTest, WaitsForTheClientsEvent) {
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-// Memory whose description is changed before it is sent.
+// Memory whose description is altered before it is sent.
 class FalseMemory final : public DeviceMemory {
  public:
   FalseMemory(std::shared_ptr<DeviceMemory> memory,
@@ -261,7 +261,7 @@ class FalseMemory final : public DeviceMemory {
   const std::function<void(v1::ImportCudaMemory*)> change_;
 };
 
-TEST_F(CudaIpcGpuTest, RefusesWhatIsNotThere) {
+TEST_F(CudaIpcGpuTest, AlteredDescriptionsOfMemoryAreRefused) {
   const Result<std::shared_ptr<DeviceMemory>> memory = LendableMemory(uuids_, 4 << 20);
   ASSERT_TRUE(memory.ok()) << memory.status().ToString();
   const auto lend = [&](std::function<void(v1::ImportCudaMemory*)> change) {
@@ -269,7 +269,8 @@ TEST_F(CudaIpcGpuTest, RefusesWhatIsNotThere) {
   };
   const Status large = lend([](v1::ImportCudaMemory* lent) { lent->set_bytes(8 << 20); });
   EXPECT_EQ(large.code(), Code::kInvalidArgument) << large.ToString();
-  EXPECT_NE(large.message().find("the allocation has"), std::string::npos) << large.message();
+  EXPECT_NE(large.message().find("must end within the allocation's"), std::string::npos)
+      << large.message();
   const Status handle =
       lend([](v1::ImportCudaMemory* lent) { lent->set_memory_handle(std::string(64, '\x5a')); });
   EXPECT_FALSE(handle.ok());
@@ -280,7 +281,7 @@ TEST_F(CudaIpcGpuTest, RefusesWhatIsNotThere) {
   ExpectServes("B1,H8,L128,D64,dtype=float16", FreshSeed());
 }
 
-TEST_F(CudaIpcGpuTest, MemoryOfPoolsIsRefusedByTheClientWithTheReason) {
+TEST_F(CudaIpcGpuTest, PoolMemoryIsRefusedByTheClientWithTheReason) {
   void* pooled = nullptr;
   ASSERT_EQ(cudaMallocAsync(&pooled, 4 << 20, nullptr), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(nullptr), cudaSuccess);
@@ -312,8 +313,8 @@ TEST_F(CudaIpcGpuTest, LentTwiceIsMappedOnceAndOwnHandlesAreRefused) {
   EXPECT_FALSE((*own)->ImportMemory(described.memory_handle()).ok());
 }
 
-// What CUDA does when a lender dies is its own; the others must not notice.
-TEST_F(CudaIpcGpuTest, AClientKilledInFlightHurtsNobody) {
+// What happens to the dying lender is up to CUDA; other clients must not notice.
+TEST_F(CudaIpcGpuTest, AClientKilledInFlightDoesNotHarmOthers) {
   for (int round = 0; round < 3; ++round) {
     int ends[2];
     ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
@@ -346,7 +347,7 @@ int Victim(const std::string& address, const std::string& socket) {
   for (int n = 0;; ++n) {
     if (!client->Call(*call, options).ok()) return 1;
     if (n == 2 && write(STDOUT_FILENO, "+", 1) != 1)
-      return 1;  // some call is under way from now on
+      return 1;  // some call is in flight from now on
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The client library's calls over memory of a device that it lends, against a whole server whose
-// device is the test's own memory; and what it says where there is no GPU.
+// Calls of the client library over device memory that it lends, against a whole server whose device
+// is the test's own memory; and the error without a GPU.
 
 #include <gtest/gtest.h>
 
@@ -31,11 +31,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Memory of the fake device: whoever copies from it without Read finds that the addresses are the
-// host's, so Read and Write count what they bring.
+// Memory of the fake device. Its addresses are the host's, so a copy without Read would succeed;
+// Read and Write count the bytes they transfer.
 class FakeDeviceMemory final : public DeviceMemory {
  public:
-  // `freed` is called in the end.
+  // `freed` is called at the end.
   FakeDeviceMemory(test::FakeBackend& backend, std::string handle, int64_t bytes,
                    std::function<void()> freed)
       : handle_(std::move(handle)),
@@ -106,7 +106,7 @@ class LentMemoryTest : public ::testing::Test {
     return std::make_shared<FakeDeviceMemory>(
         server_->backend(), "handle-" + std::to_string(++allocated_), bytes, std::move(freed));
   }
-  // The call in memory of the device, which is kept in device_.
+  // The call in device memory, which is kept in device_.
   Result<AttentionCall> Lend(const AttentionCall& call) {
     return ShareCall(
         [this](int64_t bytes) {
@@ -127,7 +127,7 @@ class LentMemoryTest : public ::testing::Test {
   std::atomic<int> allocated_ = 0;
 };
 
-TEST_F(LentMemoryTest, CallsAndStreams) {
+TEST_F(LentMemoryTest, CallsAndStreamsAreRight) {
   const uint64_t seed = FreshSeed();
   const std::unique_ptr<Stream> stream = client_->OpenStream();
   for (const char* spec :
@@ -159,7 +159,7 @@ TEST_F(LentMemoryTest, CallsAndStreams) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(LentMemoryTest, DiscardedAnswersAreNotBrought) {
+TEST_F(LentMemoryTest, DiscardedAnswersAreNotCopied) {
   const Result<AttentionCall> call = Lend(*MakeRandomCall(*ParseCallSpec("B1,H2,L33,D64"), 1));
   ASSERT_TRUE(call.ok()) << call.status().ToString();
   CallOptions options;
@@ -171,8 +171,8 @@ TEST_F(LentMemoryTest, DiscardedAnswersAreNotBrought) {
   EXPECT_EQ(failed.status().message(), "the device fell off");
 }
 
-// What the server has let go of may be freed: Release waits for that.
-TEST_F(LentMemoryTest, ReleasedMemoryIsTheClientsAgain) {
+// Memory that the server has closed may be freed: Release waits for that.
+TEST_F(LentMemoryTest, ReleasedMemoryIsNoLongerInUse) {
   for (int i = 0; i < 50; ++i) {
     const Result<std::shared_ptr<SharedRegion>> region = memory_->Lend(Allocate(4096));
     ASSERT_TRUE(region.ok()) << region.status().ToString();
@@ -184,7 +184,7 @@ TEST_F(LentMemoryTest, ReleasedMemoryIsTheClientsAgain) {
   }
 }
 
-// A region may go anywhere: its memory is kept for as long as the server has it open.
+// A region may be dropped at any time: its memory is kept as long as the server has it open.
 TEST_F(LentMemoryTest, DroppedMemoryIsFreedOnceTheServerHasClosedIt) {
   int freed = 0, early = 0;
   const auto drop = [&] {
@@ -196,7 +196,7 @@ TEST_F(LentMemoryTest, DroppedMemoryIsFreedOnceTheServerHasClosedIt) {
   };
   for (int i = 1; i <= 50; ++i) {
     drop();
-    ASSERT_TRUE(memory_->Create(4096).ok());  // its answer comes behind the release's
+    ASSERT_TRUE(memory_->Create(4096).ok());  // its answer comes after that of the release
     EXPECT_EQ(freed, i);
   }
   drop();
@@ -205,7 +205,7 @@ TEST_F(LentMemoryTest, DroppedMemoryIsFreedOnceTheServerHasClosedIt) {
   EXPECT_EQ(early, 0) << "freed while the server had it open";
 }
 
-TEST_F(LentMemoryTest, CallsThatStillRunAreWaitedFor) {
+TEST_F(LentMemoryTest, ReleaseWaitsForRunningCalls) {
   server_->backend().Hold();
   const auto region = memory_->Lend(Allocate(65536));
   ASSERT_TRUE(region.ok()) << region.status().ToString();
@@ -226,7 +226,7 @@ TEST_F(LentMemoryTest, CallsThatStillRunAreWaitedFor) {
   EXPECT_TRUE(called.get().ok());
 }
 
-TEST_F(LentMemoryTest, TheServersRefusalIsTold) {
+TEST_F(LentMemoryTest, TheServersRefusalIsReported) {
   server_->backend().RefuseImports(InvalidArgument("it was freed"));
   const auto region = memory_->Lend(Allocate(4096));
   EXPECT_EQ(region.status().code(), Code::kInvalidArgument);
@@ -234,7 +234,7 @@ TEST_F(LentMemoryTest, TheServersRefusalIsTold) {
   EXPECT_TRUE(memory_->Create(4096).ok()) << "the connection goes on";
 }
 
-TEST_F(LentMemoryTest, Loads) {
+TEST_F(LentMemoryTest, LoadRunsInLentMemory) {
   LoadOptions options;
   options.client.server = server_->address();
   options.mix = {*ParseCallSpec("B1,H2,L33,D64,lse"), *ParseCallSpec("B2,H1,L20,D32,causal")};
@@ -261,7 +261,7 @@ TEST_F(LentMemoryTest, Loads) {
   WaitUntilReleased();
 }
 
-TEST(CudaMemory, SaysWhyThereIsNone) {
+TEST(CudaMemory, WithoutAGpuTheErrorHasTheReason) {
   const Result<const CudaDriver*> driver = CudaDriver::Get();
   const Result<std::shared_ptr<CudaMemory>> memory =
       CudaMemory::Allocate({std::string(16, 'x')}, 4096);

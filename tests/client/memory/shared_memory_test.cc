@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The client library's shared memory against a whole server: calls, streams, retries of names that
-// have gone, and what it does when the server refuses or goes.
+// The client library's shared memory against a whole server: calls, streams, retries with regions
+// that have gone, and a server that refuses or disappears.
 
 #include "client/memory/shared_memory.h"
 
@@ -87,7 +87,7 @@ constexpr const char* kSpecs[] = {
     "B1,H1,Lq8,Lk0,D8,lse",
 };
 
-TEST_F(SharedMemoryTest, CallsAndStreams) {
+TEST_F(SharedMemoryTest, CallsAndStreamsAreRight) {
   const uint64_t seed = FreshSeed();
   auto memory = Connect();
   const std::unique_ptr<Stream> stream = client_->OpenStream();
@@ -131,7 +131,7 @@ TEST_F(SharedMemoryTest, PartsMayBeInline) {
   const Result<RowsReport> report = VerifyAnswer(call, *result, 1);
   ASSERT_TRUE(report.ok());
   EXPECT_TRUE(report->ok) << report->detail;
-  // Wherever it is, it must have the size that was asked for.
+  // In either transport, it must have the requested size.
   const Result<EncodedCall> encoded = EncodedCall::Make(call);
   ASSERT_TRUE(encoded.ok());
   EXPECT_TRUE(encoded->CheckAnswer(*result).ok());
@@ -164,7 +164,7 @@ TEST_F(SharedMemoryTest, RegionsLiveAsLongAsTheyAreHeld) {
   WaitUntilEmpty();
 }
 
-TEST_F(SharedMemoryTest, ReleasingSaysWhatBecameOfIt) {
+TEST_F(SharedMemoryTest, ReleaseReportsItsResult) {
   const auto memory = Connect(), other = Connect();
   const Result<AttentionCall> call = ShareCall(*memory, MakeCall("B1,H1,L16,D16", 1));
   ASSERT_TRUE(call.ok());
@@ -193,14 +193,14 @@ TEST_F(SharedMemoryTest, RefusalsNameTheBound) {
   region = memory->Create(16 << 20);
   ASSERT_TRUE(region.ok());
   EXPECT_EQ(memory->Create(1).status().code(), Code::kResourceExhausted);
-  region = memory->Create(1);  // the old one goes only now
+  region = memory->Create(1);  // the old one is released only now
   EXPECT_FALSE(region.ok());
   EXPECT_TRUE(memory->Create(16 << 20).ok());
   EXPECT_EQ(SharedMemory::Connect({folder_ / "nobody"}).status().code(), Code::kUnavailable);
   EXPECT_EQ(SharedMemory::Connect({std::string(200, 'x')}).status().code(), Code::kInvalidArgument);
 }
 
-TEST_F(SharedMemoryTest, NotInChunks) {
+TEST_F(SharedMemoryTest, ChunkedCallsWithRegionsAreRefused) {
   const auto memory = Connect();
   const Result<AttentionCall> call = ShareCall(*memory, MakeCall("B1,H1,L16,D16", 1));
   ASSERT_TRUE(call.ok());
@@ -211,16 +211,16 @@ TEST_F(SharedMemoryTest, NotInChunks) {
   EXPECT_EQ(result.status().code(), Code::kInvalidArgument);
 }
 
-TEST_F(SharedMemoryTest, AServerThatHasGone) {
+TEST_F(SharedMemoryTest, RegionsStayUsableWhenTheServerHasGone) {
   auto memory = Connect();
   const Result<AttentionCall> call = ShareCall(*memory, MakeCall("B1,H1,L16,D16", 1));
   ASSERT_TRUE(call.ok());
   server_.reset();
   EXPECT_EQ(memory->Create(4096).status().code(), Code::kUnavailable);
-  call->outputs.o->data()[0] = std::byte{1};  // still the client's to use
+  call->outputs.o->data()[0] = std::byte{1};  // still usable by the client
 }
 
-TEST_F(SharedMemoryTest, ManyThreadsMakeRegionsAndCalls) {
+TEST_F(SharedMemoryTest, ManyThreadsCanMakeRegionsAndCalls) {
   const auto memory = Connect();
   const uint64_t seed = FreshSeed();
   std::vector<std::thread> threads;

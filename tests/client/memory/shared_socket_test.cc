@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The client's end of the regions' socket against a server that the test plays: answers that come
-// late, never, without a descriptor, or with too many.
+// The client's end of the regions' socket against a scripted server: answers that come late, never,
+// without a descriptor, or with too many.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -126,7 +126,7 @@ class SharedSocketTest : public ::testing::Test {
     reply.mutable_released();
     return reply;
   }
-  // What ends a connection that the server's tokens do not know any more.
+  // The reply that ends a connection whose token is no longer valid.
   static v1::RegionReply Ended() {
     v1::RegionReply reply;
     reply.mutable_error()->set_code(static_cast<int32_t>(Code::kPermissionDenied));
@@ -164,7 +164,7 @@ class SharedSocketTest : public ::testing::Test {
   int peer_ = -1;
 };
 
-// Whoever drops the last reference may be a thread that must go on, with locks of its own.
+// The last reference may be dropped on a thread that must not block and holds its own locks.
 TEST_F(SharedSocketTest, DroppingARegionDoesNotWaitForTheServer) {
   std::vector<Region> regions;
   for (const std::string token : {"first", "second"}) {
@@ -179,7 +179,7 @@ TEST_F(SharedSocketTest, DroppingARegionDoesNotWaitForTheServer) {
   if (waited) ClosePeer();  // or the test would wait too
   dropped.wait();
   ASSERT_FALSE(waited);
-  // The answers come when they come, before the next one's.
+  // The answers come later, but before the next request's.
   std::future<Region> created = Create();
   for (const std::string token : {"first", "second"}) {
     EXPECT_EQ(Receive().release().token(), token);
@@ -192,8 +192,8 @@ TEST_F(SharedSocketTest, DroppingARegionDoesNotWaitForTheServer) {
   EXPECT_EQ((*third)->token(), "third");
 }
 
-// A server ends a connection whose answers nobody reads, so they do not pile up.
-TEST_F(SharedSocketTest, ManyAnswersAreReadOnTheWay) {
+// A server ends a connection whose answers are not read, so they must not pile up.
+TEST_F(SharedSocketTest, AnswersAreReadWhileRequestsAreSent) {
   constexpr int kRegions = 500;
   std::vector<std::shared_ptr<SharedRegion>> regions;
   for (int i = 0; i < kRegions; ++i) {
@@ -215,14 +215,14 @@ TEST_F(SharedSocketTest, ManyAnswersAreReadOnTheWay) {
   EXPECT_TRUE(CreateWith(Created("last"), 1).ok());
 }
 
-// The server still has it open, until it says otherwise or the connection is at its end.
-TEST_F(SharedSocketTest, TheErrorThatEndsAConnectionIsNoAnswerToARelease) {
+// The server still has it open, until it answers otherwise or the connection ends.
+TEST_F(SharedSocketTest, AnErrorThatEndsTheConnectionDoesNotConfirmARelease) {
   Region first = Lend("first"), second = Lend("second"), third = Lend("third");
   ASSERT_TRUE(first.ok() && second.ok() && third.ok());
   first = Internal("gone");
   EXPECT_EQ(Receive().release().token(), "first");
   Send(Ended(), 0);
-  second = Internal("gone");  // reads what has come
+  second = Internal("gone");  // reads what has arrived
   EXPECT_EQ(freed_, 0);
   std::future<Status> released =
       std::async(std::launch::async, [&] { return memory_->Release(**third); });
@@ -232,7 +232,7 @@ TEST_F(SharedSocketTest, TheErrorThatEndsAConnectionIsNoAnswerToARelease) {
   EXPECT_EQ(freed_, 2);
 }
 
-TEST_F(SharedSocketTest, WhatCouldNotBeReleasedIsKeptAsLongAsTheServerMayHaveIt) {
+TEST_F(SharedSocketTest, UnreleasedMemoryIsKeptAsLongAsTheServerMayHaveIt) {
   Region lent = Lend("lent");
   ASSERT_TRUE(lent.ok());
   std::future<Status> released =
@@ -247,8 +247,8 @@ TEST_F(SharedSocketTest, WhatCouldNotBeReleasedIsKeptAsLongAsTheServerMayHaveIt)
   EXPECT_EQ(freed_, 1);
 }
 
-// Or the kernel would end this process at its first look at what is not there.
-TEST_F(SharedSocketTest, MemoryThatMayGoIsNotMapped) {
+// Otherwise a file that is cut would raise SIGBUS in this process.
+TEST_F(SharedSocketTest, AFileThatCanShrinkIsNotMapped) {
   const int plain = open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   ASSERT_GE(plain, 0);
   ASSERT_EQ(ftruncate(plain, kBytes), 0);
@@ -277,7 +277,7 @@ TEST_F(SharedSocketTest, MemoryThatMayGoIsNotMapped) {
   EXPECT_TRUE(CreateWith(Created("good"), 1).ok());
 }
 
-TEST_F(SharedSocketTest, AWrongNumberOfDescriptorsIsSaid) {
+TEST_F(SharedSocketTest, AWrongNumberOfDescriptorsIsReported) {
   Region region = CreateWith(Created("none"), 0);
   ASSERT_FALSE(region.ok());
   EXPECT_NE(region.status().message().find("without the region's descriptor"), std::string::npos)
@@ -294,14 +294,15 @@ TEST_F(SharedSocketTest, AWrongNumberOfDescriptorsIsSaid) {
   }
 }
 
-// Answers are there before the question wherever one is wanted, so that the short wait is enough.
+// Wherever an answer is expected, it is there before the request, so that the short timeout
+// suffices.
 class SilentServer : public SharedSocketTest {
  protected:
   static constexpr std::chrono::milliseconds kWait{20};
   SilentServer() : SharedSocketTest(kWait) {}
 };
 
-TEST_F(SilentServer, EndsTheConnectionByItsSilence) {
+TEST_F(SilentServer, EndsTheConnectionAtTheTimeout) {
   const Region region = memory_->Create(kBytes);
   ASSERT_FALSE(region.ok());
   EXPECT_EQ(region.status().code(), Code::kUnavailable);
@@ -313,13 +314,13 @@ TEST_F(SilentServer, EndsTheConnectionByItsSilence) {
   EXPECT_EQ(memory_->Create(kBytes).status().code(), Code::kUnavailable);
 }
 
-TEST_F(SilentServer, DoesNotHoldUpAConnect) {
+TEST_F(SilentServer, DoesNotBlockConnect) {
   const SharedSocket at{folder_ / "silent.sock"};
   const int listener = Listen(at.path);
   const auto named = SharedMemory::Connect(at, {"token", ""}, kWait);
   ASSERT_FALSE(named.ok());
   EXPECT_EQ(named.status().code(), Code::kUnavailable);
-  // Connections that the listener does not accept, until there is room for no more.
+  // Fills the listener's backlog with connections that are not accepted.
   std::vector<std::shared_ptr<SharedMemory>> made;
   Status refused;
   while (refused.ok() && made.size() < 100) {
@@ -333,7 +334,7 @@ TEST_F(SilentServer, DoesNotHoldUpAConnect) {
   close(listener);
 }
 
-TEST_F(SilentServer, MayHaveLentMemoryOpen) {
+TEST_F(SilentServer, MayKeepLentMemoryOpen) {
   v1::RegionReply imported;
   imported.mutable_imported()->set_token("lent");
   Send(imported, 0);
@@ -344,12 +345,12 @@ TEST_F(SilentServer, MayHaveLentMemoryOpen) {
   lent = Internal("gone");
   ClosePeer();
   EXPECT_EQ(freed_, 0);
-  // The end of it leaves allocated what it has, which LeakSanitizer would find.
+  // Destruction leaks this memory deliberately; LeakSanitizer must not report it.
   static auto* const kept = new std::vector<std::shared_ptr<SharedMemory>>();
   kept->push_back(std::move(memory_));
 }
 
-TEST_F(SilentServer, IsWaitedForAsLongAsItsRequestsMayRun) {
+TEST_F(SilentServer, IsAwaitedAsLongAsItsRequestsMayRun) {
   v1::RegionReply imported;
   imported.mutable_imported()->set_token("lent");
   Send(imported, 0);

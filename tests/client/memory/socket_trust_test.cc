@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whom a client takes for the server at a shared memory's socket: anyone may have made that path.
+// Which process a client trusts as the server at a shared memory socket: anyone may have created
+// that path.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -25,7 +26,7 @@ namespace fs = std::filesystem;
 constexpr uid_t kStranger = 65534;
 const SharedMemory::Caller kCaller = {"attend_0123456789abcdef", "blue"};
 
-// A process of another user that listens at a socket, and says what it heard.
+// A process of another user that listens at a socket, and reports what it received.
 class StrangersSocket {
  public:
   explicit StrangersSocket(const fs::path& under = fs::temp_directory_path()) {
@@ -52,7 +53,7 @@ class StrangersSocket {
   }
   const fs::path& path() const { return path_; }
   const fs::path& folder() const { return folder_; }
-  // The bytes of the first packet of its first client; 0: that left without one.
+  // The size of the first packet of its first client; 0: the client left without one.
   ssize_t Heard() const {
     ssize_t bytes = -1;
     EXPECT_EQ(read(heard_[0], &bytes, sizeof(bytes)), static_cast<ssize_t>(sizeof(bytes)));
@@ -88,7 +89,7 @@ class SocketTrustTest : public ::testing::Test {
   }
 };
 
-TEST_F(SocketTrustTest, AStrangerHearsNoToken) {
+TEST_F(SocketTrustTest, AnUntrustedProcessReceivesNoToken) {
   const StrangersSocket stranger;
   const auto memory = SharedMemory::Connect({stranger.path()}, kCaller);
   EXPECT_EQ(memory.status().code(), Code::kPermissionDenied);
@@ -96,15 +97,15 @@ TEST_F(SocketTrustTest, AStrangerHearsNoToken) {
   EXPECT_EQ(stranger.Heard(), 0);
 }
 
-TEST_F(SocketTrustTest, ThePathAloneMakesNobodyTheServer) {
+TEST_F(SocketTrustTest, ThePathAloneIsNotTrusted) {
   const StrangersSocket stranger;
-  // A folder of root's that everybody may write to, as /tmp is.
+  // A folder of root's that everyone may write to, like /tmp.
   const auto memory = SharedMemory::Connect({stranger.path(), /*named=*/true}, kCaller);
   EXPECT_EQ(memory.status().code(), Code::kPermissionDenied);
   EXPECT_EQ(stranger.Heard(), 0);
 }
 
-TEST_F(SocketTrustTest, AFolderThatAnyoneCanHaveMadeMakesNobodyTheServer) {
+TEST_F(SocketTrustTest, ASocketInAWorldWritableFolderIsNotTrusted) {
   const StrangersSocket stranger;
   ASSERT_EQ(chown(stranger.folder().c_str(), kStranger, kStranger), 0);
   const auto memory = SharedMemory::Connect({stranger.path()}, kCaller);
@@ -112,24 +113,24 @@ TEST_F(SocketTrustTest, AFolderThatAnyoneCanHaveMadeMakesNobodyTheServer) {
   EXPECT_EQ(stranger.Heard(), 0);
 }
 
-TEST_F(SocketTrustTest, TheOwnerOfANamedSocketsFolderIsBelieved) {
+TEST_F(SocketTrustTest, TheOwnerOfANamedSocketsFolderIsTrusted) {
   const StrangersSocket stranger;
   ASSERT_EQ(chown(stranger.folder().c_str(), kStranger, kStranger), 0);
-  // Which ends the connection, as it answers nothing.
+  // It answers nothing, which ends the connection.
   const auto memory = SharedMemory::Connect({stranger.path(), /*named=*/true}, kCaller);
   EXPECT_EQ(memory.status().code(), Code::kUnavailable);
   EXPECT_GT(stranger.Heard(), 0);
 }
 
-TEST_F(SocketTrustTest, TheOwnerOfAFolderThatRootMadeIsBelieved) {
-  const StrangersSocket stranger("/run");  // as systemd makes them for services
+TEST_F(SocketTrustTest, TheOwnerOfAFolderCreatedByRootIsTrusted) {
+  const StrangersSocket stranger("/run");  // as systemd creates them for services
   ASSERT_EQ(chown(stranger.folder().c_str(), kStranger, kStranger), 0);
   const auto memory = SharedMemory::Connect({stranger.path()}, kCaller);
   EXPECT_EQ(memory.status().code(), Code::kUnavailable);
   EXPECT_GT(stranger.Heard(), 0);
 }
 
-TEST(FindSharedMemory, APathIsFollowedOnThisHostAlone) {
+TEST(FindSharedMemory, APathIsFollowedOnlyOnThisHost) {
   v1::GetServerInfoResponse info;
   info.mutable_shared_memory()->set_socket("/run/attend/sock");
   for (const char* here : {"127.0.0.1:1", "localhost:1", "unix:/run/attend.sock"}) {
@@ -150,7 +151,7 @@ TEST(FindSharedMemory, APathIsFollowedOnThisHostAlone) {
     ASSERT_TRUE(client.ok());
     EXPECT_EQ((*client)->FindSharedMemory(info).status().code(), Code::kFailedPrecondition)
         << elsewhere;
-    // What the user knows to be here is.
+    // A socket that the user names is taken to be local.
     const Result<SharedSocket> named = (*client)->FindSharedMemory(info, "/mounted/sock");
     ASSERT_TRUE(named.ok());
     EXPECT_EQ(named->path, "/mounted/sock");

@@ -35,7 +35,7 @@ TEST(Axis, LogarithmicHasEqualStepsForEqualRatios) {
   EXPECT_THAT(axis.Ticks(4), ElementsAre(1, 10, DoubleNear(100, 1e-9), DoubleNear(1000, 1e-9)));
 }
 
-TEST(Axis, EverySpanHasAFewTicks) {
+TEST(Axis, EverySpanHasAtLeastAFewTicks) {
   for (double low = 1e-6; low < 1e9; low *= 3.7) {
     for (double span = 1; span < 1e12; span *= 2.3) {
       for (const bool logarithmic : {false, true}) {
@@ -52,7 +52,7 @@ TEST(Axis, EverySpanHasAFewTicks) {
   }
 }
 
-TEST(Axis, WhatCannotBeShownIsLeftOut) {
+TEST(Axis, ValuesThatCannotBeShownAreLeftOut) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinite = std::numeric_limits<double>::infinity();
   const Axis axis({nan, 0, -1, infinite, 4, 8}, true);
@@ -66,7 +66,7 @@ TEST(Axis, WhatCannotBeShownIsLeftOut) {
   }
 }
 
-TEST(Axis, TicksAreWrittenShort) {
+TEST(Axis, TickLabelsAreShort) {
   EXPECT_EQ(TickText(0), "0");
   EXPECT_EQ(TickText(0.25), "0.25");
   EXPECT_EQ(TickText(1500), "1.5k");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls in chunks whose streams meet different fates: not all join, and some are lost.
+// Chunked calls whose streams end differently: some do not join, some are lost.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,15 +17,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr char kShape[] = "B1,H1,L8192,D64";  // 2 MiB a tensor: enough for two streams
+constexpr char kShape[] = "B1,H1,L8192,D64";  // 2 MiB per tensor: enough for two streams
 constexpr int64_t kTensorBytes = int64_t{2} << 20;
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
-// A request that may have two streams. The first one reads nothing behind the header until the
+// A request that may have two streams. The first one reads nothing after the header until the
 // second one has gone, so that only a call that depends on the second one fails.
 class TwoStreams {
  public:
-  // The second stream does this, once its token is read.
+  // The second stream does this once its token has been read.
   using Second = std::function<grpc::Status(grpc::ServerContext*, FakeServer::ChunkedStream*)>;
 
   TwoStreams() {
@@ -42,13 +42,13 @@ class TwoStreams {
     const std::lock_guard lock(mutex_);
     second_ = std::move(second);
   }
-  // So much of O the first stream brings; the rest is given to the second.
+  // The first stream brings this much of O; the rest is assigned to the second.
   void SetFirstBrings(int64_t bytes) { first_brings_ = bytes; }
-  // Bytes of the request for which the first one then does not wait.
+  // Bytes of the request that the first one then does not wait for.
   void SecondTook(size_t bytes) { second_took_ += static_cast<int64_t>(bytes); }
   const std::string& address() const { return server_.address(); }
   FakeServer& server() { return server_; }
-  // The second stream is no longer waited for.
+  // The second stream is no longer awaited.
   void Gone() {
     const std::lock_guard lock(mutex_);
     gone_ = true;
@@ -90,7 +90,7 @@ CallOptions ChunkedWithin(std::chrono::seconds timeout) {
   return options;
 }
 
-TEST(ChunkedStreams, OneThatNeverJoinsTakesNothingWithIt) {
+TEST(ChunkedStreams, AStreamThatNeverJoinsDoesNotFailTheCall) {
   for (const auto code :
        {grpc::StatusCode::NOT_FOUND, grpc::StatusCode::UNAVAILABLE, grpc::StatusCode::CANCELLED}) {
     TwoStreams server;
@@ -106,13 +106,13 @@ TEST(ChunkedStreams, OneThatNeverJoinsTakesNothingWithIt) {
   }
 }
 
-// The server had let it join and given it a part of the answer, of which nothing arrived.
-TEST(ChunkedStreams, WhatAnUnjoinedOneOwesIsMissedForItsReason) {
+// The server had let it join and assigned it a part of the answer, of which nothing arrived.
+TEST(ChunkedStreams, AMissingPartOfTheAnswerHasTheLostStreamsStatus) {
   const std::pair<grpc::StatusCode, Code> cases[] = {
       {grpc::StatusCode::DEADLINE_EXCEEDED, Code::kDeadlineExceeded},
       {grpc::StatusCode::CANCELLED, Code::kUnavailable},  // not by the client
       {grpc::StatusCode::UNAVAILABLE, Code::kUnavailable},
-      {grpc::StatusCode::NOT_FOUND, Code::kInternal},  // refused: it owes nothing
+      {grpc::StatusCode::NOT_FOUND, Code::kInternal},  // refused: it was assigned nothing
       {grpc::StatusCode::UNIMPLEMENTED, Code::kInternal}};
   for (const auto& [code, expected] : cases) {
     TwoStreams server;
@@ -127,7 +127,7 @@ TEST(ChunkedStreams, WhatAnUnjoinedOneOwesIsMissedForItsReason) {
   }
 }
 
-TEST(ChunkedStreams, OneThatNeverJoinsIsNotWaitedFor) {
+TEST(ChunkedStreams, AStreamThatNeverJoinsIsNotAwaited) {
   TwoStreams server;
   server.SetSecond([&](grpc::ServerContext* context, FakeServer::ChunkedStream*) {
     server.Gone();
@@ -139,7 +139,7 @@ TEST(ChunkedStreams, OneThatNeverJoinsIsNotWaitedFor) {
   EXPECT_TRUE(outcome.status.ok()) << outcome.status.ToString();
 }
 
-TEST(ChunkedStreams, WhatTheServerCancelsIsTriedAgain) {
+TEST(ChunkedStreams, AnAttemptCancelledByTheServerIsRetried) {
   TwoStreams server;
   std::atomic<int> seconds{0};
   server.SetSecond([&](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
@@ -157,7 +157,7 @@ TEST(ChunkedStreams, WhatTheServerCancelsIsTriedAgain) {
   EXPECT_EQ(outcome.attempts, 2);
 }
 
-TEST(ChunkedStreams, AJoinedOneThatIsLostEndsTheAttempt) {
+TEST(ChunkedStreams, ALostJoinedStreamEndsTheAttempt) {
   TwoStreams server;
   server.SetSecond([](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
     stream->Write(Grant(2, kPieceBytes));
@@ -173,7 +173,7 @@ TEST(ChunkedStreams, AJoinedOneThatIsLostEndsTheAttempt) {
 
 TEST(ChunkedStreams, TensorsAreSentOneAfterAnother) {
   FakeServer server;
-  const AttentionCall call = RandomCall("B1,H2,L8192,D64", 1);  // 4 MiB a tensor
+  const AttentionCall call = RandomCall("B1,H2,L8192,D64", 1);  // 4 MiB per tensor
   constexpr uint64_t kSent = ChunkedCall::kPieceBytes;
   std::vector<std::pair<v1::TensorName, uint64_t>> came;
   server.SetChunked([&](grpc::ServerContext*, FakeServer::ChunkedStream* stream) {
@@ -198,9 +198,9 @@ TEST(ChunkedStreams, TensorsAreSentOneAfterAnother) {
                                 Pair(v1::TENSOR_NAME_V, 0), Pair(v1::TENSOR_NAME_V, kSent)));
 }
 
-// Chunks of the second stream may overtake the header, which the first one does not even send here
-// until the second one has ended.
-TEST(ChunkedStreams, WhatComesBeforeTheHeaderHasItsPlace) {
+// Chunks of the second stream may overtake the header, which the first stream sends only after the
+// second one has ended.
+TEST(ChunkedStreams, ChunksBeforeTheHeaderArePlaced) {
   for (const Payload payload : {Payload::kCopy, Payload::kDiscard}) {
     TwoStreams server;
     server.SetFirstBrings(kTensorBytes / 2);
@@ -227,7 +227,7 @@ TEST(ChunkedStreams, WhatComesBeforeTheHeaderHasItsPlace) {
   }
 }
 
-TEST(ChunkedStreams, WhatComesBeforeTheHeaderIsCheckedAtOnce) {
+TEST(ChunkedStreams, BadChunksBeforeTheHeaderAreRefusedAtOnce) {
   TwoStreams server;
   server.SetSecond([&](grpc::ServerContext* context, FakeServer::ChunkedStream* stream) {
     stream->Write(Grant(2, kPieceBytes));
@@ -241,14 +241,14 @@ TEST(ChunkedStreams, WhatComesBeforeTheHeaderIsCheckedAtOnce) {
   EXPECT_THAT(outcome.status.message(), HasSubstr("not within the tensor's 2097152"));
 }
 
-// Whose every call is large enough for chunks.
+// All its calls are large enough for chunks.
 std::unique_ptr<Client> ConnectForChunks(const std::string& address) {
   return Connect(address, /*connections=*/2, /*attempts=*/5, /*chunked_bytes_min=*/1);
 }
 
 AttentionCall Large() { return RandomCall("B1,H2,L100,D64", 1); }
 
-TEST(ChunkedStreams, AServerWithoutChunksGetsAMessage) {
+TEST(ChunkedStreams, AServerWithoutChunksGetsOneMessage) {
   FakeServer server;  // answers UNIMPLEMENTED
   std::atomic<int> messages{0};
   server.SetBefore([&](int64_t, grpc::ServerContext*) {
@@ -267,7 +267,7 @@ TEST(ChunkedStreams, AServerWithoutChunksGetsAMessage) {
   EXPECT_EQ(messages, 2) << "chunks were asked for";
 }
 
-TEST(ChunkedStreams, BorrowedMemoryIsHeldUntilTheMessageHasGone) {
+TEST(ChunkedStreams, BorrowedMemoryIsHeldUntilTheMessageIsSent) {
   FakeServer server;
   const auto client = ConnectForChunks(server.address());
   AttentionCall call = Large();
@@ -276,7 +276,7 @@ TEST(ChunkedStreams, BorrowedMemoryIsHeldUntilTheMessageHasGone) {
   EXPECT_TRUE(client->Call(call).ok());
 }
 
-TEST(ChunkedStreams, NoKernelIsNoReasonToGiveUpChunks) {
+TEST(ChunkedStreams, UnimplementedForLackOfAKernelDoesNotDisableChunks) {
   FakeServer server;
   server.SetBefore([&](int64_t, grpc::ServerContext*) {
     return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "no kernel");
@@ -288,7 +288,7 @@ TEST(ChunkedStreams, NoKernelIsNoReasonToGiveUpChunks) {
   }
 }
 
-TEST(ChunkedStreams, CancelReachesTheMessage) {
+TEST(ChunkedStreams, ACancellationReachesTheFallbackMessage) {
   FakeServer server;
   std::promise<void> there;
   server.SetBefore([&](int64_t, grpc::ServerContext* context) {
@@ -304,7 +304,7 @@ TEST(ChunkedStreams, CancelReachesTheMessage) {
   EXPECT_EQ(promise.get_future().get().status.code(), Code::kCancelled);
 }
 
-TEST(ChunkedStreams, LongHeadersGoInAMessage) {
+TEST(ChunkedStreams, CallsWithLongHeadersAreSentInOneMessage) {
   FakeServer server;
   const auto client = ConnectForChunks(server.address());
   AttentionCall call = Large();

@@ -105,7 +105,7 @@ TEST(Client, BorrowedMemoryIsFreeAfterTheCall) {
       *tensor = TensorRef(tensor->dtype, tensor->shape, memory.back().data(), tensor->bytes);
     }
     const Result<AttentionResult> result = client->Call(call);
-    memory.clear();  // a late reader would be caught by AddressSanitizer
+    memory.clear();  // AddressSanitizer detects a later read
     ASSERT_TRUE(result.ok());
     EXPECT_TRUE(VerifyAnswer(owned, *result, 1)->ok);
   }
@@ -122,7 +122,7 @@ TEST(Client, AsynchronousCallsNeedOwners) {
   EXPECT_EQ(server.calls(), 0);
 }
 
-TEST(Client, TellsTheServersStatus) {
+TEST(Client, ReturnsTheServersStatus) {
   FakeServer server;
   server.SetBefore([](int64_t, grpc::ServerContext*) {
     return grpc::Status(grpc::INVALID_ARGUMENT, "q: shape [1] has 1 dimension");
@@ -134,7 +134,7 @@ TEST(Client, TellsTheServersStatus) {
   EXPECT_EQ(server.calls(), 1) << "not a failure to try again";
 }
 
-TEST(Client, AnAnswerOfAnotherSizeIsAnError) {
+TEST(Client, AnAnswerOfTheWrongSizeIsAnError) {
   FakeServer server;
   server.SetAfter([](v1::AttendResponse* response) {
     response->mutable_o()->set_shape(2, 5);  // of 4 rows
@@ -147,7 +147,7 @@ TEST(Client, AnAnswerOfAnotherSizeIsAnError) {
   EXPECT_EQ(status.message(), "the server's answer has an o of 160 bytes, the request's has 128");
 }
 
-TEST(Client, AnLseThatWasNotAskedForIsAnError) {
+TEST(Client, AnUnrequestedLseIsAnError) {
   FakeServer server;
   const auto client = Connect(server);
   const AttentionCall with = RandomCall("B1,H1,L4,D8,lse", 1);
@@ -174,7 +174,7 @@ TEST(Client, AnLseThatWasNotAskedForIsAnError) {
   expect(without, "the server's answer has an lse, but none was requested");
 }
 
-TEST(Client, DeadlineEndsTheCall) {
+TEST(Client, ADeadlineEndsTheCall) {
   FakeServer server;
   server.SetBefore(
       [&](int64_t, grpc::ServerContext* context) { return server.UntilCancelled(context); });
@@ -185,7 +185,7 @@ TEST(Client, DeadlineEndsTheCall) {
             Code::kDeadlineExceeded);
 }
 
-TEST(Client, CancelEndsTheCallOnBothSides) {
+TEST(Client, ACancellationEndsTheCallOnBothSides) {
   FakeServer server;
   std::promise<void> arrived;
   server.SetBefore([&](int64_t, grpc::ServerContext* context) {
@@ -201,13 +201,13 @@ TEST(Client, CancelEndsTheCallOnBothSides) {
     arrived.get_future().wait();
     handle.Cancel();
     EXPECT_EQ(promise.get_future().get().status.code(), Code::kCancelled);
-    handle.Cancel();  // afterwards: nothing
+    handle.Cancel();  // afterwards it does nothing
   }
   server.Stop();
   EXPECT_EQ(server.cancelled(), 1);
 }
 
-TEST(Client, DestructionCancelsWhatIsOut) {
+TEST(Client, DestructionCancelsCallsInFlight) {
   FakeServer server;
   server.SetBefore(
       [&](int64_t, grpc::ServerContext* context) { return server.UntilCancelled(context); });
@@ -260,7 +260,7 @@ TEST(Client, PrefersConnectionsWithFewerCalls) {
   EXPECT_FALSE(used.contains(outcome.connection));
 }
 
-TEST(Client, ManyThreadsAtOnce) {
+TEST(Client, ManyThreadsCanCallAtOnce) {
   ATTEND_FRESH_SEED(seed);
   FakeServer server;
   const auto client = Connect(server, 3);
@@ -279,7 +279,7 @@ TEST(Client, ManyThreadsAtOnce) {
   EXPECT_EQ(right, 100);
 }
 
-TEST(Client, NoServer) {
+TEST(Client, AMissingServerIsUnavailable) {
   ClientOptions options;
   options.server = "127.0.0.1:1";
   options.retry.attempts_max = 2;
@@ -290,7 +290,7 @@ TEST(Client, NoServer) {
   EXPECT_EQ(client->CheckHealth("", seconds(5)).status().code(), Code::kUnavailable);
 }
 
-TEST(Client, InfoAndHealth) {
+TEST(Client, ReturnsInfoAndHealth) {
   FakeServer server;
   const auto client = Connect(server);
   const auto info = client->GetServerInfo(seconds(10));
@@ -320,7 +320,7 @@ TEST(Client, RefusesOptionsOutOfBounds) {
   EXPECT_TRUE(refused([](auto& o) { o.retry.attempts_max = 0; }));
 }
 
-TEST(Client, TenantsAreNamed) {
+TEST(Client, SendsTheTenant) {
   FakeServer server;
   std::mutex mutex;
   std::multiset<std::string> named;

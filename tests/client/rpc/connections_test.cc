@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A server behind a slow network: every byte takes its time.
+// A server behind a slow network: every byte is delayed.
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -36,8 +36,8 @@ int Loopback(int port, sockaddr_in* address) {
   return socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 }
 
-// Passes bytes between clients and the server at `target`, each way at least `delay` late. For
-// small messages: who passes them on waits for nothing else.
+// Passes bytes between clients and the server at `target`, delayed by at least `delay` in each
+// direction. For small messages: the thread that forwards them blocks on nothing else.
 class SlowNetwork {
  public:
   SlowNetwork(const std::string& target, milliseconds delay)
@@ -52,7 +52,7 @@ class SlowNetwork {
     address_ = "127.0.0.1:" + std::to_string(ntohs(here.sin_port));
     thread_ = std::thread([this] { Accept(); });
   }
-  // After its clients and the server: their ends end the connections.
+  // Destroyed after its clients and the server: their ends end the connections.
   ~SlowNetwork() {
     shutdown(listener_, SHUT_RDWR);  // accept() returns
     thread_.join();
@@ -106,8 +106,8 @@ class SlowNetwork {
   std::thread thread_;
 };
 
-// The first call waits for its connection, of a few round trips here, and need not be tried again.
-TEST(FarServer, ConnectingMayTakeLong) {
+// The first call waits for its connection, a few round trips here, without being retried.
+TEST(FarServer, ASlowConnectionNeedsNoRetry) {
   ATTEND_FRESH_SEED(seed);
   FakeServer server;
   SlowNetwork network(server.address(), milliseconds(250));
@@ -118,7 +118,7 @@ TEST(FarServer, ConnectingMayTakeLong) {
     Result<std::unique_ptr<Client>> client = Client::Make(options);
     ASSERT_TRUE(client.ok()) << client.status().ToString();
     CallOptions patient;
-    patient.timeout = std::chrono::seconds(60);  // an end for a test that hangs
+    patient.timeout = std::chrono::seconds(60);  // ends a test that hangs
     const Result<AttentionResult> result =
         (*client)->Call(*MakeRandomCall(*ParseCallSpec("B1,H1,L4,D8"), seed), patient);
     EXPECT_TRUE(result.ok()) << result.status().ToString();

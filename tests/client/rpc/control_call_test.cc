@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small calls that a thread waits for, and the loops that they and all others run on.
+// Small blocking calls, and the loops that they and all others run on.
 
 #include "client/rpc/control_call.h"
 
@@ -29,10 +29,10 @@ std::unique_ptr<Client> Connect(const FakeServer& server) {
 }
 
 AttentionCall BorrowedCall() {
-  return *MakeRandomCall(*ParseCallSpec("B1,H4,L96,D32"), 1);  // 48 KiB a tensor, not copied
+  return *MakeRandomCall(*ParseCallSpec("B1,H4,L96,D32"), 1);  // 48 KiB per tensor, not copied
 }
 
-TEST(ControlCalls, NoDeleterRunsOnTheThreadThatWaits) {
+TEST(ControlCalls, DeletersDoNotRunOnAWaitingThread) {
   FakeServer server;
   const auto client = Connect(server);
   std::atomic<int64_t> here = 0, lent = 0, returned = 0;
@@ -69,7 +69,7 @@ TEST(ControlCalls, NoDeleterRunsOnTheThreadThatWaits) {
   EXPECT_EQ(here, 0);
 }
 
-TEST(ControlCalls, ACallbackMayMakeThemButNotWaitForACall) {
+TEST(ControlCalls, ACallbackMayMakeControlCallsButNotWaitForACall) {
   FakeServer server;
   const auto client = Connect(server);  // with one completion thread
   std::promise<std::pair<Status, Code>> ended;
@@ -84,7 +84,7 @@ TEST(ControlCalls, ACallbackMayMakeThemButNotWaitForACall) {
   EXPECT_EQ(call, Code::kFailedPrecondition);
 }
 
-TEST(ControlCalls, TheClientsEndCancelsThem) {
+TEST(ControlCalls, DestructionCancelsControlCalls) {
   FakeServer server;
   server.HoldInfo();
   auto client = Connect(server);
@@ -100,7 +100,7 @@ TEST(ControlCalls, TheClientsEndCancelsThem) {
 }
 
 // The control loop sleeps while it has no calls.
-TEST(ControlCalls, ManyThreadsWakeALoopThatSleeps) {
+TEST(ControlCalls, ManyThreadsCanWakeASleepingLoop) {
   FakeServer server;
   for (int turn = 0; turn < 20; ++turn) {
     const auto client = Connect(server);
@@ -117,7 +117,7 @@ TEST(ControlCalls, ManyThreadsWakeALoopThatSleeps) {
   }
 }
 
-TEST(CompletionLoops, OneMayPostToAnotherUntilTheEnd) {
+TEST(CompletionLoops, ALoopMayPostToAnotherUntilTheEnd) {
   for (int n = 0; n < 100; ++n) {
     std::promise<void> begun;
     std::atomic<bool> ran = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls that a server refuses: which are tried again, and which are not even sent.
+// Calls that a server refuses: which are retried, and which are not even sent.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ TEST(Refusals, GivesUpAfterItsAttempts) {
   EXPECT_EQ(server.calls(), 3);
 }
 
-TEST(Refusals, ARefusalWithoutATimeIsFinal) {
+TEST(Refusals, ARefusalWithoutARetryHintIsFinal) {
   FakeServer server;
   const auto full = [](grpc::ServerContext*) {
     return grpc::Status(grpc::RESOURCE_EXHAUSTED, "too large for ever");
@@ -66,10 +66,10 @@ TEST(Refusals, ARefusalWithoutATimeIsFinal) {
   }
 }
 
-TEST(Refusals, WhatGrpcRefusesAsTooLargeIsSentOnce) {
+TEST(Refusals, AMessageThatGrpcRefusesAsTooLargeIsSentOnce) {
   FakeServer server(/*receive_bytes_max=*/1 << 20);
   const auto client = Connect(server.address(), 1);
-  // The limits are unknown: nobody asked for them, and CallAsync does not.
+  // The limits are unknown until they are requested, which CallAsync does not do.
   CallOptions options;
   options.transport = CallTransport::kInline;
   const CallOutcome outcome = Wait(*client, RandomCall("B1,H1,L8192,D64", 1), options);
@@ -77,7 +77,7 @@ TEST(Refusals, WhatGrpcRefusesAsTooLargeIsSentOnce) {
   EXPECT_EQ(outcome.attempts, 1);
 }
 
-TEST(Refusals, WhatTheServersLimitsRuleOutIsNotSent) {
+TEST(Refusals, ARequestAboveTheServersLimitsIsNotSent) {
   FakeServer server;
   server.SetRequestBytesMax(1 << 20);
   const AttentionCall small = RandomCall("B1,H1,L4,D8", 1);
@@ -97,7 +97,7 @@ TEST(Refusals, WhatTheServersLimitsRuleOutIsNotSent) {
                       [&](CallOutcome ended) { outcome.set_value(std::move(ended)); });
     EXPECT_EQ(outcome.get_future().get().status.code(), Code::kInvalidArgument);
   }
-  // A stream refuses such a request alone; gRPC would end all of it.
+  // A stream refuses only this request; gRPC would end the whole stream.
   const auto stream = client->OpenStream();
   std::atomic<int> refused = 0, answered = 0;
   for (const AttentionCall* call : {&small, &large, &small}) {
@@ -112,7 +112,7 @@ TEST(Refusals, WhatTheServersLimitsRuleOutIsNotSent) {
   EXPECT_EQ(server.calls(), 2) << "only the small ones came";
 }
 
-TEST(Refusals, WithoutLimitsCallsGoOut) {
+TEST(Refusals, WithoutLimitsCallsAreSent) {
   FakeServer server;
   server.SetInfo(grpc::Status(grpc::UNIMPLEMENTED, "an older server"));
   const auto client = Connect(server.address(), 1);
@@ -121,7 +121,7 @@ TEST(Refusals, WithoutLimitsCallsGoOut) {
   EXPECT_EQ(server.infos(), 1) << "asked once";
 }
 
-TEST(Refusals, HonoursPushback) {
+TEST(Refusals, PushbackIsHonoured) {
   FakeServer server;
   std::string pushback = "-1";
   server.SetBefore([&](int64_t, grpc::ServerContext* context) {
@@ -139,10 +139,10 @@ TEST(Refusals, HonoursPushback) {
   EXPECT_EQ(server.calls(), 2) << "an hour does not fit the deadline";
 }
 
-TEST(Refusals, WhatIsRefusedAfterTheDeadlineIsNotTriedAgain) {
+TEST(Refusals, ARefusalAfterTheDeadlineIsNotRetried) {
   test::ManualClock clock;
   CallOptions options;
-  options.timeout = std::chrono::hours(1);  // in true time, gRPC does not end it
+  options.timeout = std::chrono::hours(1);  // in real time gRPC does not end it
   std::chrono::nanoseconds passes = options.timeout;
   const auto late = [&](grpc::ServerContext*) {
     clock.Advance(passes);
@@ -172,7 +172,7 @@ TEST(Refusals, WhatIsRefusedAfterTheDeadlineIsNotTriedAgain) {
   }
 }
 
-TEST(Refusals, CancelEndsTheWaitForARetry) {
+TEST(Refusals, ACancellationEndsTheWaitForARetry) {
   FakeServer server;
   std::promise<void> refused;
   server.SetBefore([&](int64_t, grpc::ServerContext* context) {

@@ -36,7 +36,7 @@ std::unique_ptr<Client> Connect(const FakeServer& server, int connections = 1) {
   return Client::Make(options).value();
 }
 
-// Collects answers by the order of sending.
+// Collects answers in order of sending.
 class Answers {
  public:
   StreamCallback Take(int index) {
@@ -109,7 +109,7 @@ TEST(Stream, OneBadRequestFailsAlone) {
   EXPECT_TRUE(answers.at(2).status.ok());
 }
 
-TEST(Stream, RefusesAnIdInFlightAndMemoryWithoutOwner) {
+TEST(Stream, RefusesAnIdInFlightAndMemoryWithoutAnOwner) {
   FakeServer server;
   server.SetStreamBatch(100);  // nothing is answered before Finish
   const auto client = Connect(server);
@@ -131,7 +131,7 @@ TEST(Stream, RefusesAnIdInFlightAndMemoryWithoutOwner) {
   EXPECT_TRUE(answers.EachOnce(4));
 }
 
-TEST(Stream, DestructionCancels) {
+TEST(Stream, DestructionCancelsRequestsInFlight) {
   FakeServer server;
   server.SetStreamBatch(100);
   const auto client = Connect(server);
@@ -147,7 +147,7 @@ TEST(Stream, DestructionCancels) {
 
 TEST(Stream, ARequestCanBeCancelledAlone) {
   FakeServer server;
-  server.SetStreamBatch(3);  // answers none before it has all
+  server.SetStreamBatch(3);  // answers nothing before it has all
   const auto client = Connect(server);
   const AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H2,L300,D64"), 1);
   const auto stream = client->OpenStream();
@@ -167,7 +167,7 @@ TEST(Stream, ARequestCanBeCancelledAlone) {
   EXPECT_TRUE(stream->Finish().ok()) << "the answer to it was dropped";
 }
 
-TEST(Stream, ARequestIsNotHeldBackForOneThatIsCancelledBehindIt) {
+TEST(Stream, CancellingALaterRequestDoesNotDelayAnEarlierOne) {
   FakeServer server;
   const auto client = Connect(server);
   const AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H1,L4,D8"), 1);
@@ -182,7 +182,7 @@ TEST(Stream, ARequestIsNotHeldBackForOneThatIsCancelledBehindIt) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST(Stream, AHandleDoesNotCancelALaterRequestOfItsId) {
+TEST(Stream, AHandleDoesNotCancelALaterRequestWithItsId) {
   FakeServer server;
   server.SetStreamBatch(2);
   const auto client = Connect(server);
@@ -196,7 +196,8 @@ TEST(Stream, AHandleDoesNotCancelALaterRequestOfItsId) {
   first.get_future().wait();
   stream->Send(call, answers.Take(1));
   handle.Cancel();
-  // The server answers it with the next one, which comes to the loop after the handle's word.
+  // The server answers it together with the next one, which reaches the loop after the handle's
+  // cancellation.
   call.request_id = "other";
   stream->Send(call, answers.Take(2));
   EXPECT_TRUE(stream->Finish().ok());
@@ -204,9 +205,9 @@ TEST(Stream, AHandleDoesNotCancelALaterRequestOfItsId) {
   EXPECT_TRUE(answers.at(1).status.ok()) << answers.at(1).status.ToString();
 }
 
-// As where the client closes between its entry there and its start. Else the client would wait for
-// it for ever.
-TEST(Stream, OneThatIsCancelledBeforeItStartsEnds) {
+// As if the client closed between the stream's registration and its start. Otherwise the client
+// would wait for it forever.
+TEST(Stream, AStreamCancelledBeforeItStartsEnds) {
   FakeServer server;
   server.SetStreamBatch(100);
   const SteadyClock clock;
@@ -222,7 +223,7 @@ TEST(Stream, OneThatIsCancelledBeforeItStartsEnds) {
   pool.Close();
 }
 
-TEST(Stream, ServerThatGoesAwayFailsWhatIsOut) {
+TEST(Stream, ALostServerFailsRequestsInFlight) {
   FakeServer server;
   std::promise<void> arrived;
   server.SetStreamBatch(100);
@@ -242,7 +243,7 @@ TEST(Stream, ServerThatGoesAwayFailsWhatIsOut) {
   for (int i = 0; i < 5; ++i) EXPECT_FALSE(answers.at(i).status.ok());
 }
 
-TEST(Stream, AnAnswerToNobodyEndsTheStream) {
+TEST(Stream, AnAnswerWithAnUnknownIdEndsTheStream) {
   FakeServer server;
   server.SetAfter([](v1::AttendResponse* response) { response->set_request_id("nobody"); });
   const auto client = Connect(server);
@@ -257,8 +258,8 @@ TEST(Stream, AnAnswerToNobodyEndsTheStream) {
   EXPECT_EQ(answers.at(0).status.code(), Code::kInternal);
 }
 
-// Its tensors fit what the answer itself says of them, so it is known whose answer it is.
-TEST(Stream, AnAnswerOfAnotherSizeFailsItsRequestAlone) {
+// Its tensors match its own header, so the request it belongs to is known.
+TEST(Stream, AnAnswerOfTheWrongSizeFailsOnlyItsRequest) {
   FakeServer server;
   server.SetAfter([](v1::AttendResponse* response) {
     if (response->request_id() == "o") {
@@ -292,7 +293,7 @@ TEST(Stream, AnAnswerOfAnotherSizeFailsItsRequestAlone) {
             "the server's answer has an lse of 12 bytes, the request's has 16");
 }
 
-TEST(Stream, TimeoutEndsIt) {
+TEST(Stream, ATimeoutEndsTheStream) {
   FakeServer server;
   server.SetStreamBatch(100);
   const auto client = Connect(server);
@@ -305,7 +306,7 @@ TEST(Stream, TimeoutEndsIt) {
   EXPECT_EQ(stream->Finish().code(), Code::kDeadlineExceeded);
 }
 
-TEST(Stream, NoServer) {
+TEST(Stream, AMissingServerIsUnavailable) {
   ClientOptions client_options;
   client_options.server = "127.0.0.1:1";
   const auto client = Client::Make(client_options).value();
@@ -316,7 +317,7 @@ TEST(Stream, NoServer) {
   EXPECT_EQ(answers.at(0).status.code(), Code::kUnavailable);
 }
 
-TEST(Stream, StreamsTakeDifferentConnections) {
+TEST(Stream, StreamsUseDifferentConnections) {
   FakeServer server;
   const auto client = Connect(server, 3);
   std::vector<std::unique_ptr<Stream>> streams;

@@ -7,7 +7,7 @@
 namespace attend::client {
 namespace {
 
-TEST(TlsClient, AHostWhoseNameBeginsLikeASocketsSchemeGetsTls) {
+TEST(TlsClient, AHostNamedLikeASocketSchemeStillUsesTls) {
   TlsOptions options;
   options.ca = "system";
   for (const char* host : {"unix-gw.example:8001", "unixes:8001", "localhost:8001"}) {

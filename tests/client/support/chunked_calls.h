@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of calls in chunks share: clients, calls, and the messages of a server.
+// Shared by tests of chunked calls: clients, calls, and the messages of a server.
 
 #pragma once
 
@@ -45,11 +45,11 @@ inline CallOutcome Wait(Client& client, const AttentionCall& call, const CallOpt
   return promise.get_future().get();
 }
 
-// A call whose time was over, or which the server refused as it could not be done in time.
+// The call's time was over, or the server refused it as too late.
 inline bool IsTooLate(const Status& status) {
   return status.code() == Code::kDeadlineExceeded ||
          (status.code() == Code::kResourceExhausted &&
-          status.message().find("deadline: it is in ") != std::string::npos);
+          status.message().find("deadline: it is ") != std::string::npos);
 }
 
 inline v1::AttendChunkedResponse Grant(int streams_max = 1, int64_t chunk_bytes_max = 1000) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A driver of one GPU, which programs that link it find as libcuda.so.1. The GPU's memory is the
-// host's. What is enqueued on its streams, which are any numbers, happens at once or, while they
-// are held, when they are let go.
+// A driver with one GPU, which programs linked to it find as libcuda.so.1. GPU memory is host
+// memory. Work on its streams, which are arbitrary numbers, is done at once, or on release while
+// they are held.
 
 #pragma once
 
@@ -19,7 +19,7 @@ class FakeCuda {
   static FakeCuda& Get();
 
   std::string uuid = std::string(16, 'u');
-  // A handle was made, for memory or an event; an event was recorded, and reached.
+  // A handle was created for memory or an event; an event was recorded, and reached.
   std::function<void(const std::string& handle, char* data, size_t bytes)> on_memory_handle;
   std::function<void(const std::string&handle)> on_event_handle, on_record, on_reached;
 
@@ -30,7 +30,7 @@ class FakeCuda {
   bool IsIdle(void* stream);
   // "copy 4096 on 7", "wait on 7", "record on 7", since the last call.
   std::vector<std::string> TakeLog();
-  int allocations() const { return allocations_; }  // all that were ever made
+  int allocations() const { return allocations_; }  // all that were ever created
 
   void Enqueue(std::string what, void* stream, std::function<void()> work);
   void CountAllocation() { ++allocations_; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A server in the test's own process, on generated classes: answers with the double-precision
-// reference, or fails and dawdles as the test tells it.
+// reference, or fails and delays as the test requests.
 
 #pragma once
 
@@ -25,20 +25,20 @@ namespace attend::client {
 
 class FakeServer final : public v1::AttentionService::Service {
  public:
-  // Of one message; gRPC refuses more by itself, without a word of when to try again.
+  // Of one message; gRPC refuses more by itself, without a retry hint.
   explicit FakeServer(int receive_bytes_max = -1);
   ~FakeServer() override;
 
   const std::string& address() const { return address_; }
   void Stop();
 
-  // Before each request, with its number from 0: a failure to return, or OK to go on.
+  // Before each request, with its number from 0: a failure to return, or OK to proceed.
   using Before = std::function<grpc::Status(int64_t number, grpc::ServerContext* context)>;
   void SetBefore(Before before) {
     const std::lock_guard lock(mutex_);
     before_ = std::move(before);
   }
-  // Spoils or completes an answer before it leaves.
+  // Spoils or completes an answer before it is sent.
   using After = std::function<void(v1::AttendResponse*)>;
   void SetAfter(After after) {
     const std::lock_guard lock(mutex_);
@@ -47,13 +47,13 @@ class FakeServer final : public v1::AttentionService::Service {
   // On streams: answer only when this many requests are waiting, last one first. Default 1.
   void SetStreamBatch(int64_t requests) { stream_batch_ = requests; }
 
-  // The limit that GetServerInfo tells; 0: none.
+  // The limit that GetServerInfo returns; 0: none.
   void SetRequestBytesMax(int64_t bytes) { request_bytes_max_ = bytes; }
   void SetTenants(std::vector<std::string> names) {
     const std::lock_guard lock(mutex_);
     tenants_ = std::move(names);
   }
-  // The socket that GetServerInfo tells; empty: none.
+  // The socket that GetServerInfo returns; empty: none.
   void SetSharedMemory(const std::string& socket) {
     const std::lock_guard lock(mutex_);
     socket_ = socket;
@@ -75,13 +75,13 @@ class FakeServer final : public v1::AttentionService::Service {
   }
   using ChunkedStream =
       grpc::ServerReaderWriter<v1::AttendChunkedResponse, v1::AttendChunkedRequest>;
-  // What every AttendChunked stream does.
+  // Called for every AttendChunked stream.
   using Chunked = std::function<grpc::Status(grpc::ServerContext* context, ChunkedStream* stream)>;
   void SetChunked(Chunked chunked) {
     const std::lock_guard lock(mutex_);
     chunked_ = std::move(chunked);
   }
-  // Blocks in `before` until the client gave up; counts it as cancelled.
+  // Blocks in `before` until the client gives up; counts it as cancelled.
   grpc::Status UntilCancelled(grpc::ServerContext* context);
 
   grpc::Status Attend(grpc::ServerContext* context, const v1::AttendRequest* request,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-client as a process of a test's, and tensors for its files.
+// attend-client as a child process of a test, and tensors for its files.
 
 #pragma once
 
@@ -37,7 +37,7 @@ struct Ended {
   std::string err;
 };
 
-// The program has no defaults for ThreadSanitizer of its own; it takes this test's.
+// The program has no defaults for ThreadSanitizer of its own; it gets this test's.
 inline void PassSanitizerOptions() {
 #ifdef ATTEND_THREAD_SANITIZER
   const std::string text = __tsan_default_suppressions();

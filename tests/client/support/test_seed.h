@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A fresh seed for every run of a test, told when it fails; and a folder of the process's own.
+// A fresh seed for every run of a test, printed when it fails; and a folder of the process's own.
 
 #pragma once
 
@@ -21,7 +21,7 @@ inline uint64_t FreshSeed() {
   return (static_cast<uint64_t>(device()) << 32) | device();
 }
 
-// A file in a folder that no other run of any test uses; gone with the process.
+// A file in a folder that no other run of any test uses; removed with the process.
 inline std::string ScratchPath(const std::string& name) {
   struct Folder {
     Folder() {
@@ -40,7 +40,7 @@ inline std::string ScratchPath(const std::string& name) {
 
 }  // namespace attend::client
 
-// Declares `seed` and shows it with every failure that follows.
+// Declares `seed` and shows it with every later failure.
 #define ATTEND_FRESH_SEED(seed)                        \
   const uint64_t seed = ::attend::client::FreshSeed(); \
   SCOPED_TRACE(::testing::Message() << "seed " << seed)

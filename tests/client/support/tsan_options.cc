@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // For ThreadSanitizer builds only. Debian's gRPC and its libraries are not instrumented, and their
-// locks (abseil's, on futexes) are invisible, so what they do to memory is left out. Code of this
-// project is watched in full: where it relies on gRPC to order two of its threads, it says so
-// (client/rpc/connections.h).
+// locks (abseil's, on futexes) are invisible, so their memory accesses are ignored. This project's
+// own code is checked completely: where it relies on gRPC to order two of its threads, that is
+// annotated (client/rpc/connections.h).
 
 #ifdef ATTEND_THREAD_SANITIZER
 

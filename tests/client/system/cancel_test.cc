@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The library calls nothing of the user's under its locks, and lets go of the user's memory on
-// none of the user's threads that are inside it. So a lock of the user's may be held around every
-// function that does not wait, and around the small calls that do, and be taken by what the library
-// calls. ATTEND_CANCELS is how many calls of each kind are made, 2,000 without it
-// (200 under a sanitizer).
+// The library calls no user function under its own locks, and frees no user memory on a user's
+// thread that is inside the library. So a user's lock may be held around every function that does
+// not block, and around the small blocking calls, and the library's callbacks may take it.
+// ATTEND_CANCELS sets the number of calls of each kind; by default 2,000 (200 under a sanitizer).
 
 #include <gtest/gtest.h>
 
@@ -40,7 +39,7 @@ int Cancels() {
   return asked == nullptr ? ATTEND_CANCELS : std::atoi(asked);
 }
 
-// From at once to twice the time that calls of a kind take, so that many end as it passes.
+// From at once to twice the duration of such calls, so that many end at the same moment.
 class SomeTime {
  public:
   std::chrono::nanoseconds Next() {
@@ -53,11 +52,11 @@ class SomeTime {
   std::chrono::nanoseconds typical_ = std::chrono::milliseconds(1);
 };
 
-// A pool of buffers, as a user's program may have one, whose lock is held around calls.
+// A pool of buffers such as a user's program may have; its lock is held around calls.
 class Pool {
  public:
   std::mutex& mutex() { return mutex_; }
-  // The tensor with an owner that gives it back to the pool.
+  // The tensor with an owner that returns it to the pool.
   TensorRef Lend(TensorRef tensor) {
     if (tensor.bytes == 0) return tensor;
     ++lent_;
@@ -137,9 +136,9 @@ void CopyV(const Attention& a) {
   std::memcpy(a.o.data, a.v.data, static_cast<size_t>(ElementsO(a.problem)) * 4);
 }
 
-const char* const kCall = "B1,H4,L96,D32";  // 48 KiB a tensor, which are not copied
+const char* const kCall = "B1,H4,L96,D32";  // 48 KiB per tensor, which are not copied
 
-TEST(CancelledUnderALock, CallsInOneMessageAndInChunks) {
+TEST(CancelledUnderALock, CallsInOneMessageAndInChunksDoNotDeadlock) {
   TestServer server;
   server.backend().SetCompute(CopyV);
   const auto client = Connect(server.address(), 2);
@@ -154,10 +153,10 @@ TEST(CancelledUnderALock, CallsInOneMessageAndInChunks) {
   }
 }
 
-TEST(CancelledUnderALock, CallsThatGoOnAsOneMessage) {
+TEST(CancelledUnderALock, CallsThatFallBackToOneMessageDoNotDeadlock) {
   FakeServer server;
   server.SetChunked([](auto*, auto*) { return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, ""); });
-  // Were it to take the message, the next call would not be tried in chunks.
+  // If it accepted the message, the next call would not be tried in chunks.
   server.SetBefore([](auto, auto*) { return grpc::Status(grpc::StatusCode::NOT_FOUND, ""); });
   const auto client = Connect(server.address(), 2, 5, /*chunked_bytes_min=*/1);
   Cancelling cancelling;
@@ -169,7 +168,7 @@ TEST(CancelledUnderALock, CallsThatGoOnAsOneMessage) {
       Code::kNotFound);
 }
 
-TEST(CancelledUnderALock, Gradients) {
+TEST(CancelledUnderALock, GradientsDoNotDeadlock) {
   FakeServer server;  // which has none
   const auto client = Connect(server.address(), 2);
   AttentionCall call = RandomCall(kCall, 1);
@@ -185,7 +184,7 @@ TEST(CancelledUnderALock, Gradients) {
       Code::kUnimplemented);
 }
 
-TEST(CancelledUnderALock, CallsInSharedMemory) {
+TEST(CancelledUnderALock, CallsInSharedMemoryDoNotDeadlock) {
   std::string folder = std::filesystem::temp_directory_path() / "attend-cancel-XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);
   {
@@ -209,8 +208,8 @@ TEST(CancelledUnderALock, CallsInSharedMemory) {
 
 void WithSessions(Config& config) { config.session_memory_bytes = int64_t{64} << 20; }
 
-// Session::AttendAsync asks for the length after each call that was cancelled.
-TEST(CancelledUnderALock, CallsOnASession) {
+// Session::AttendAsync asks for the length after each cancelled call.
+TEST(CancelledUnderALock, CallsOnASessionDoNotDeadlock) {
   TestServer server(WithSessions);
   server.backend().SetCompute([](const Attention&) {});
   const auto client = Connect(server.address(), 1);
@@ -231,8 +230,8 @@ TEST(CancelledUnderALock, CallsOnASession) {
   });
 }
 
-// Its calls wait, so they end with their time.
-TEST(Cancelled, ShardedSessionsCallsWhoseTimeIsOver) {
+// Its calls block, so they end at their deadline.
+TEST(Cancelled, ShardedSessionsCallsPastTheirDeadlineDoNotDeadlock) {
   TestServer server(WithSessions);
   server.backend().SetCompute([](const Attention&) {});
   const auto client = Connect(server.address(), 1, /*attempts=*/1);
@@ -268,7 +267,7 @@ TEST(Cancelled, ShardedSessionsCallsWhoseTimeIsOver) {
   pool.WaitForAll();
 }
 
-TEST(CancelledUnderALock, RequestsOfAStream) {
+TEST(CancelledUnderALock, RequestsOfAStreamDoNotDeadlock) {
   TestServer server;
   server.backend().SetCompute(CopyV);
   const auto client = Connect(server.address(), 1);
@@ -282,7 +281,7 @@ TEST(CancelledUnderALock, RequestsOfAStream) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST(CancelledUnderALock, Streams) {
+TEST(CancelledUnderALock, CancelledStreamsDoNotDeadlock) {
   TestServer server;
   server.backend().SetCompute(CopyV);
   const auto client = Connect(server.address(), 1);

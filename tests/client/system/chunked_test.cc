@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls that the client sends in chunks: against the whole server for right answers and retries,
-// against one that misbehaves for all else.
+// Calls sent in chunks: right answers and retries against a whole server, everything else against
+// one that misbehaves.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 using test::TestServer;
 using ::testing::HasSubstr;
 
-// O is V's bytes: takes no time, and shows that each arrived and came back.
+// O is V's bytes: takes no time, and shows that every byte arrived and came back.
 void CopyV(const Attention& a) {
   std::memcpy(a.o.data, a.v.data, static_cast<size_t>(ElementsO(a.problem)) * 4);
 }
@@ -38,7 +38,7 @@ void WaitUntilEmpty(TestServer& server) {
   while (server.server().engine().host_pool().used_bytes() > 0) std::this_thread::yield();
 }
 
-TEST(ChunkedClient, AnswersAreRightAndTheSameAsInOneMessage) {
+TEST(ChunkedClient, AnswersHaveTheBitsOfOneMessage) {
   ATTEND_FRESH_SEED(seed);
   TestServer server;
   const auto client = Connect(server.address(), 4);
@@ -66,12 +66,12 @@ TEST(ChunkedClient, AnswersAreRightAndTheSameAsInOneMessage) {
   }
 }
 
-TEST(ChunkedClient, LargeCallsAreStripedByThemselves) {
+TEST(ChunkedClient, LargeCallsAreStripedAutomatically) {
   TestServer server;
   server.backend().SetCompute(CopyV);
   for (const int connections : {1, 3, 8}) {
     const auto client = Connect(server.address(), connections);
-    const AttentionCall call = RandomCall("B1,H4,L8192,D64", 7);  // 8 MiB a tensor
+    const AttentionCall call = RandomCall("B1,H4,L8192,D64", 7);  // 8 MiB per tensor
     const CallOutcome outcome = Wait(*client, call, {});
     ASSERT_TRUE(outcome.status.ok()) << outcome.status.ToString();
     EXPECT_EQ(outcome.result.transport, "chunked");
@@ -89,12 +89,12 @@ TEST(ChunkedClient, LargeCallsAreStripedByThemselves) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedClient, WhatOneMessageDoesNotHoldGoesInChunksByItself) {
+TEST(ChunkedClient, CallsTooLargeForOneMessageAreSentInChunks) {
   TestServer server([](Config& config) { config.max_request_bytes = 1 << 20; });
   server.backend().SetCompute(CopyV);
   const auto client = Connect(server.address(), 2);
   for (const char* text : {"B1,H4,L1024,D64", "B1,H4,L1024,D64,layout=blhd,dtype=float32"}) {
-    const AttentionCall call = RandomCall(text, 7);  // 3 MiB, far below what chunks begin at
+    const AttentionCall call = RandomCall(text, 7);  // 3 MiB, far below where chunks begin
     const Result<AttentionResult> result = client->Call(call);
     ASSERT_TRUE(result.ok()) << result.status().ToString();
     EXPECT_EQ(result->transport, "chunked");
@@ -104,7 +104,7 @@ TEST(ChunkedClient, WhatOneMessageDoesNotHoldGoesInChunksByItself) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedClient, ManyAtOnceFromManyThreads) {
+TEST(ChunkedClient, ManyThreadsCanCallAtOnce) {
   TestServer server;
   server.backend().SetCompute(CopyV);
   const auto client = Connect(server.address(), 3);
@@ -137,9 +137,9 @@ TEST(ChunkedClient, BorrowedMemoryIsFreeAfterTheCall) {
       *tensor = TensorRef(tensor->dtype, tensor->shape, memory.back().data(), tensor->bytes);
     }
     CallOptions options = Chunked();
-    if (round % 2 == 1) options.timeout = milliseconds(2 * round);  // in the middle, perhaps
+    if (round % 2 == 1) options.timeout = milliseconds(2 * round);  // possibly in the middle
     const Result<AttentionResult> result = client->Call(call, options);
-    memory.clear();  // a late reader would be caught by AddressSanitizer
+    memory.clear();  // AddressSanitizer detects a later read
     if (result.ok()) {
       EXPECT_TRUE(IsV(result->o, owned));
     } else {
@@ -153,7 +153,7 @@ TEST(ChunkedClient, BorrowedMemoryIsFreeAfterTheCall) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedClient, TriesAgainWhenMemoryWasFull) {
+TEST(ChunkedClient, RetriesWhenMemoryWasFull) {
   TestServer server([](Config& config) { config.memory_budget_bytes = 600 << 10; });
   server.backend().Hold();
   const auto client = Connect(server.address(), 2, 1000);
@@ -174,7 +174,7 @@ TEST(ChunkedClient, TriesAgainWhenMemoryWasFull) {
   EXPECT_TRUE(report.ok() && report->ok);
 }
 
-TEST(ChunkedClient, RefusalsComeWithTheServersWords) {
+TEST(ChunkedClient, RefusalsHaveTheServersMessage) {
   TestServer server;
   const auto client = Connect(server.address(), 4);
   AttentionCall call = RandomCall("B1,H4,L8192,D64", 1);
@@ -185,7 +185,7 @@ TEST(ChunkedClient, RefusalsComeWithTheServersWords) {
   EXPECT_EQ(outcome.attempts, 1);
 }
 
-TEST(ChunkedClient, DeadlineAtAnyMoment) {
+TEST(ChunkedClient, ADeadlineAtAnyMomentEndsTheCall) {
   ATTEND_FRESH_SEED(seed);
   TestServer server;
   server.backend().SetCompute(CopyV);
@@ -202,7 +202,7 @@ TEST(ChunkedClient, DeadlineAtAnyMoment) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedClient, ClosingTheClientCancels) {
+TEST(ChunkedClient, ClosingTheClientCancelsCalls) {
   TestServer server;
   server.backend().Hold();
   auto client = Connect(server.address(), 3);
@@ -217,10 +217,10 @@ TEST(ChunkedClient, ClosingTheClientCancels) {
   WaitUntilEmpty(server);
 }
 
-// Servers that do not keep to the protocol.
+// Servers that violate the protocol.
 
-// tests/client/wire/chunk_codec_test.cc has more.
-TEST(ChunkedClient, AnswersThatMakeNoSenseAreErrors) {
+// For more see tests/client/wire/chunk_codec_test.cc.
+TEST(ChunkedClient, InconsistentAnswersAreErrors) {
   FakeServer server;
   const auto client = Connect(server.address(), 2);
   const AttentionCall call = RandomCall("B1,H1,L4,D8", 1);
@@ -244,7 +244,7 @@ TEST(ChunkedClient, AnswersThatMakeNoSenseAreErrors) {
   }
 }
 
-TEST(ChunkedClient, ALostStreamIsTriedAgain) {
+TEST(ChunkedClient, ALostStreamIsRetried) {
   FakeServer server;
   const auto client = Connect(server.address(), 2);
   const AttentionCall call = RandomCall("B1,H1,L4,D8", 1);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The library's sessions against the whole server: bits, lengths, retries, forks, lost lengths.
+// The library's sessions against a whole server: bits, lengths, retries, forks, lengths that
+// differ.
 
 #include "client/session.h"
 
@@ -36,12 +37,12 @@ SessionOptions Shape(int32_t layers = 1) {
   return options;
 }
 
-// What sequences should hold, token after token: [Hkv, D] and [Hkv, Dv] of each.
+// The expected contents of sequences, token by token: [Hkv, D] and [Hkv, Dv] of each.
 class Sequences {
  public:
   Sequences(int64_t batch, uint64_t seed) : random_(seed), k_(batch), v_(batch) {}
 
-  // A call that appends `rows` to each and asks for `len_q` rows.
+  // A call that appends `rows` to each sequence and asks for `len_q` rows.
   AttentionCall Step(int64_t rows, int64_t len_q) {
     AttentionCall call;
     call.mask.kind = v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT;
@@ -124,7 +125,7 @@ Session Create(Client& client, const SessionOptions& options = Shape()) {
 
 int64_t Sessions(Client& client) { return Session::List(client)->sessions_size(); }
 
-// A server with one session of one client, and what that session should hold.
+// A server with one session of one client, and the session's expected contents.
 class ClientSessionTest : public ::testing::Test {
  protected:
   // Appends, asks, and expects the bits of the same call with all of K and V.
@@ -143,8 +144,8 @@ class ClientSessionTest : public ::testing::Test {
   Sequences sequence_{1, seed_};
 };
 
-// With rows to append, with none of them, and without k and v.
-TEST(ClientSession, TheMessageNamesThem) {
+// With rows to append, with zero rows, and without k and v.
+TEST(ClientSession, TheMessageContainsTheSessions) {
   for (const char* text : {"B2,H4,Hkv2,Lq3,Lk5,D64", "B2,H4,Hkv2,Lq3,Lk0,D64", ""}) {
     AttentionCall call = RandomCall(text[0] == 0 ? "B2,H4,Hkv2,Lq3,Lk5,D64" : text, 1);
     if (text[0] == 0) call.k = call.v = TensorRef();
@@ -169,7 +170,7 @@ TEST(ClientSession, TheMessageNamesThem) {
   }
 }
 
-TEST(ClientSession, StepsHaveTheBitsOfWholeCallsByEveryWay) {
+TEST(ClientSession, StepsHaveTheBitsOfWholeCallsByEveryTransport) {
   ATTEND_FRESH_SEED(seed);
   TestServer server(WithSessions);
   const auto client = Connect(server.address(), 2);
@@ -212,7 +213,7 @@ TEST(ClientSession, StepsHaveTheBitsOfWholeCallsByEveryWay) {
   EXPECT_THAT(session.Get()->layer_lengths(), ElementsAre(0, length));
 }
 
-TEST(ClientSession, SequencesOfACallEachHaveTheirs) {
+TEST(ClientSession, EverySequenceOfACallHasItsSession) {
   ATTEND_FRESH_SEED(seed);
   TestServer server(WithSessions);
   const auto client = Connect(server.address(), 1);
@@ -229,7 +230,7 @@ TEST(ClientSession, SequencesOfACallEachHaveTheirs) {
   EXPECT_EQ(b.length(), 120);
 }
 
-TEST_F(ClientSessionTest, ForksAndTruncationsAreAsAtTheServer) {
+TEST_F(ClientSessionTest, ForksAndTruncationsMatchTheServers) {
   ASSERT_TRUE(session_.Attend(0, sequence_.Step(200, 0)).ok());
   Result<Session> fork = session_.Fork(150);
   ASSERT_TRUE(fork.ok()) << fork.status().ToString();
@@ -246,7 +247,7 @@ TEST_F(ClientSessionTest, ForksAndTruncationsAreAsAtTheServer) {
   }
 }
 
-TEST(ClientSession, EndsWithItsObject) {
+TEST(ClientSession, ASessionEndsWithItsObject) {
   TestServer server(WithSessions);
   const auto client = Connect(server.address(), 1);
   std::string left;
@@ -254,7 +255,7 @@ TEST(ClientSession, EndsWithItsObject) {
     Session first = Create(*client);
     Session second = std::move(first);
     EXPECT_EQ(Sessions(*client), 1);
-    second = Create(*client);  // frees the one that it was
+    second = Create(*client);  // frees the previous one
     EXPECT_EQ(Sessions(*client), 1);
     EXPECT_TRUE(second.KeepAlive().ok());
     EXPECT_TRUE(second.Free().ok());
@@ -268,7 +269,7 @@ TEST(ClientSession, EndsWithItsObject) {
   EXPECT_EQ(Session::Open(*client, left).status().code(), Code::kNotFound);
 }
 
-TEST_F(ClientSessionTest, AnOpenedOneIsReadWithoutItsShape) {
+TEST_F(ClientSessionTest, AnOpenedSessionNeedsNoShape) {
   ASSERT_TRUE(session_.Attend(0, sequence_.Step(9, 0)).ok());
   Result<Session> opened = Session::Open(*client_, session_.id());
   ASSERT_TRUE(opened.ok());
@@ -278,8 +279,9 @@ TEST_F(ClientSessionTest, AnOpenedOneIsReadWithoutItsShape) {
   EXPECT_THAT(chunked.status().message(), HasSubstr("v has no shape"));
 }
 
-// Two clients of one session: the second one's length is wrong, is told, and is right afterwards.
-TEST_F(ClientSessionTest, ALengthThatIsWrongIsLearnt) {
+// Two clients of one session: the second one's length is wrong, is reported, and is right
+// afterwards.
+TEST_F(ClientSessionTest, AWrongLengthIsCorrected) {
   Result<Session> other = Session::Open(*client_, session_.id(), Shape());
   ASSERT_TRUE(other.ok());
   ASSERT_TRUE(session_.Attend(0, sequence_.Step(7, 0)).ok());
@@ -288,7 +290,7 @@ TEST_F(ClientSessionTest, ALengthThatIsWrongIsLearnt) {
   const Result<AttentionResult> refused = other->Attend(0, unused.Step(1, 1));
   EXPECT_EQ(refused.status().code(), Code::kFailedPrecondition);
   EXPECT_EQ(other->length(), 7);
-  // The answer says so, by every way: nothing else is asked.
+  // The error has it in every transport: no further call is made.
   Result<Session> third = Session::Open(*client_, session_.id(), Shape());
   ASSERT_TRUE(session_.Attend(0, sequence_.Step(2, 0)).ok());
   EXPECT_EQ(other->Attend(0, unused.Step(1, 1), Chunked()).status().code(),
@@ -303,7 +305,7 @@ TEST_F(ClientSessionTest, ALengthThatIsWrongIsLearnt) {
   ExpectBitsOfTheWhole(*other, sequence_, 1, 1);
 }
 
-TEST(ClientSession, EvictedTokensAreToldWithTheirCode) {
+TEST(ClientSession, EvictedTokensHaveTheirOwnCode) {
   ATTEND_FRESH_SEED(seed);
   TestServer server([](Config& config) { config.session_memory_bytes = 16 << 20; });
   const auto client = Connect(server.address(), 1);
@@ -318,8 +320,8 @@ TEST(ClientSession, EvictedTokensAreToldWithTheirCode) {
   EXPECT_TRUE(idle.Attend(0, Sequences(1, seed).Step(0, 1)).ok());
 }
 
-// The append takes effect, its answer is lost, and the call is sent again: the rows are there once.
-TEST_F(ClientSessionTest, AnAppendThatIsSentAgainAppendsOnce) {
+// The append takes effect, its answer is lost, and the call is retried: the rows are there once.
+TEST_F(ClientSessionTest, ARetriedAppendAppendsOnce) {
   AttentionCall call = sequence_.Step(3, 2);
   call.sessions = {{session_.id(), 0, 0, "the append"}};
   const Result<AttentionResult> first = client_->Call(call);
@@ -329,8 +331,8 @@ TEST_F(ClientSessionTest, AnAppendThatIsSentAgainAppendsOnce) {
   EXPECT_EQ(session_.Get()->length(), 3);
 }
 
-// A call that timed out may have appended or not: the object asks before it goes on.
-TEST_F(ClientSessionTest, AfterATimeoutTheLengthIsAskedFor) {
+// A call that timed out may have appended or not: the object asks before the next one.
+TEST_F(ClientSessionTest, AfterATimeoutTheLengthIsQueried) {
   server_.backend().Hold();
   CallOptions options;
   options.timeout = milliseconds(50);
@@ -340,13 +342,13 @@ TEST_F(ClientSessionTest, AfterATimeoutTheLengthIsAskedFor) {
   while (server_.server().engine().inflight() > 0) std::this_thread::yield();
   Result<Session> other = Session::Open(*client_, session_.id(), Shape());
   ASSERT_TRUE(other->length() == 4 || Session::Attend({&*other}, 0, lost).ok());
-  // Whoever just calls again appends nothing twice.
+  // Simply repeating the call does not append twice.
   EXPECT_EQ(session_.Attend(0, lost).status().code(), Code::kFailedPrecondition);
   EXPECT_EQ(session_.length(), 4);
   ExpectBitsOfTheWhole(session_, sequence_, 1, 1);
 }
 
-TEST(ClientSession, WhatCannotBeIsRefusedWithItsName) {
+TEST(ClientSession, InvalidUsesAreRefusedByName) {
   TestServer server(WithSessions);
   const auto client = Connect(server.address(), 1);
   const auto other_client = Connect(server.address(), 1);
@@ -370,7 +372,7 @@ TEST(ClientSession, WhatCannotBeIsRefusedWithItsName) {
               HasSubstr("sessions has 1 entries, must have none"));
 }
 
-TEST(ClientSession, AServerWithoutSessionsOrNoneSaysSo) {
+TEST(ClientSession, WithoutSessionsOrAServerTheErrorNamesTheReason) {
   auto server = std::make_unique<TestServer>();
   const auto client = Connect(server->address(), 1, 2);
   EXPECT_EQ(Session::Create(*client, Shape()).status().code(), Code::kUnimplemented);

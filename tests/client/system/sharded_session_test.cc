@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A sequence over several servers, beside the same attention uncut: every mask and term, servers
-// that are lost, and calls that fail half way.
+// A sequence over several servers, compared with the same attention undivided: every mask and term,
+// lost servers, and calls that fail half way.
 
 #include "client/sharded_session.h"
 
@@ -31,7 +31,7 @@ using Tokens = ShardedSession::Tokens;
 
 constexpr int64_t kShardTokens = 24;
 
-// How often gRPC goes on with connections that no call waits for.
+// How often gRPC polls connections that no call waits for.
 [[maybe_unused]] const int kPollsOften =
     setenv("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "20", 1);
 
@@ -46,7 +46,7 @@ class Fleet {
       addresses_ += (n == 0 ? "" : ",") + servers_.back()->address();
     }
   }
-  // Once it is connected to each, so that none is left out at first.
+  // Once it is connected to all, so that none is left out at first.
   std::unique_ptr<Client> Connect(int attempts = 3) const {
     std::unique_ptr<Client> client = client::Connect(addresses_, 1, attempts);
     SessionOptions small;
@@ -94,7 +94,7 @@ class Sequence {
     whole.v = V(0, keys);
     return whole;
   }
-  // The same where those before `begin` are there already.
+  // The same, with the tokens before `begin` already there.
   AttentionCall Step(const AttentionCall& whole, int64_t begin) const {
     AttentionCall step = whole;
     const int64_t keys = whole.k.shape[RowDimension(layout())];
@@ -126,7 +126,7 @@ void ExpectRight(const AttentionCall& whole, const Result<AttentionResult>& resu
   EXPECT_TRUE(report->ok) << report->detail;
 }
 
-// Brings tokens up to `keys`, and judges the answer to `rows` of q.
+// Appends tokens up to `keys`, and checks the answer to `rows` of q.
 void StepTo(ShardedSession& session, Sequence& sequence, int64_t keys, int64_t rows,
             int32_t layer = 0) {
   SCOPED_TRACE(::testing::Message() << rows << " rows, to " << keys << " tokens");
@@ -141,7 +141,7 @@ ShardedSession Create(Client& client, const ShardedOptions& options) {
   return std::move(*session);
 }
 
-TEST(ShardedSessionTest, AnswersAreThoseOfTheUncutSequence) {
+TEST(ShardedSessionTest, AnswersAreThoseOfTheUndividedSequence) {
   ATTEND_FRESH_SEED(seed);
   const Fleet fleet(3);
   const auto client = fleet.Connect();
@@ -150,11 +150,11 @@ TEST(ShardedSessionTest, AnswersAreThoseOfTheUncutSequence) {
         "H2,D16,causal,layout=blhd,lse,dtype=bfloat16", "H4,Hkv2,D16,causal,top-left,lse",
         "H4,D16,window=10:0,lse", "H4,D16,window=30:5,top-left,lse", "H4,Hkv2,D16,causal,alibi,lse",
         "H4,D16,causal,sinks,lse", "H4,D16,window=5:0,sinks,alibi,softcap=5", "H2,D16,bias,causal",
-        "H2,D16,bits,lse,layout=blhd"}) {
+        "H2,D16,bits,lse,layout=blhd", "H4,Hkv2,D16,tree=9,causal,lse"}) {
     SCOPED_TRACE(text);
     Sequence sequence(text, 200, seed);
     ShardedSession session = Create(*client, sequence.Options());
-    // A prompt over several shards, one up to a border, tokens one by one, none, and no rows of q.
+    // A prompt over several shards, one up to a boundary, single tokens, none, and no rows of q.
     for (const auto& [keys, rows] : std::vector<std::pair<int64_t, int64_t>>{
              {61, 61}, {96, 35}, {97, 1}, {98, 2}, {98, 3}, {125, 0}, {200, 90}}) {
       StepTo(session, sequence, keys, rows);
@@ -167,12 +167,12 @@ TEST(ShardedSessionTest, AnswersAreThoseOfTheUncutSequence) {
   }
 }
 
-TEST(ShardedSessionTest, TheFirstShardsAreOnAsManyServers) {
+TEST(ShardedSessionTest, TheFirstShardsAreOnDifferentServers) {
   const Fleet fleet(3);
   const auto client = fleet.Connect();
   Sequence sequence("H2,D16,causal", 72, 1);
   for (int turn = 0; turn < 10; ++turn) {
-    // Other creations in between must not lead two shards to one server.
+    // Other sessions created in between must not lead two shards to one server.
     const SessionOptions other = sequence.Options().session;
     ShardedSession session = Create(*client, sequence.Options());
     ASSERT_TRUE(Session::Create(*client, other).ok() && Session::Create(*client, other).ok());
@@ -198,7 +198,7 @@ TEST(ShardedSessionTest, OneShardHasTheBitsOfASession) {
   EXPECT_THAT(cut->session_lengths, ElementsAre(kShardTokens));
 }
 
-TEST(ShardedSessionTest, WhatIsSaidIsOfTheParts) {
+TEST(ShardedSessionTest, TheAnswersDetailsCombineThoseOfTheParts) {
   const Fleet fleet(2);
   const auto client = fleet.Connect();
   Sequence sequence("H4,D16,causal", 60, 1);
@@ -214,7 +214,7 @@ TEST(ShardedSessionTest, WhatIsSaidIsOfTheParts) {
   EXPECT_THAT(answer->session_lengths, ElementsAre(60));
 }
 
-TEST(ShardedSessionTest, LayersGrowApartAndAreTruncatedTogether) {
+TEST(ShardedSessionTest, LayersGrowIndependentlyAndAreTruncatedTogether) {
   ATTEND_FRESH_SEED(seed);
   const Fleet fleet(2);
   const auto client = fleet.Connect();
@@ -233,7 +233,7 @@ TEST(ShardedSessionTest, LayersGrowApartAndAreTruncatedTogether) {
   EXPECT_THAT(session.Placement(0), IsEmpty());
 }
 
-TEST(ShardedSessionTest, ALostServerSaysWhichKeysAreGoneAndTheyAreRestored) {
+TEST(ShardedSessionTest, ALostServersKeysAreReportedAndCanBeRestored) {
   ATTEND_FRESH_SEED(seed);
   Fleet fleet(3);
   const auto client = fleet.Connect(2);
@@ -281,8 +281,8 @@ TEST(ShardedSessionTest, ALostServerSaysWhichKeysAreGoneAndTheyAreRestored) {
   for (const Tokens& tokens : session.Placement(0)) EXPECT_NE(tokens.server, before[0].server);
 }
 
-// Some shards have the failed call's rows, and others have not.
-TEST(ShardedSessionTest, ACallThatFailedHalfWayIsSentAgain) {
+// Some shards have the failed call's rows, and others do not.
+TEST(ShardedSessionTest, ACallThatFailedHalfWayCanBeRetried) {
   ATTEND_FRESH_SEED(seed);
   Fleet fleet(2);
   const auto client = fleet.Connect(2);
@@ -298,16 +298,16 @@ TEST(ShardedSessionTest, ACallThatFailedHalfWayIsSentAgain) {
   const AttentionCall whole = sequence.Whole(70, 100);
   EXPECT_EQ(session.Attend(0, sequence.Step(whole, 30)).status().code(), Code::kUnavailable);
   EXPECT_EQ(session.length(), 30);
-  // The first has its end of the rows; the others must come again.
+  // The first shard has its part of the rows; the others must be sent again.
   const Status less = session.Attend(0, sequence.Step(sequence.Whole(1, 31), 30)).status();
-  EXPECT_THAT(less.message(), HasSubstr("70 rows; this one brings 1"));
+  EXPECT_THAT(less.message(), HasSubstr("70 rows; this call has 1"));
   ASSERT_THAT(*session.Missing(0), ElementsAre(Tokens{24, 30, other}));
   ASSERT_TRUE(session.Restore(0, 24, sequence.K(24, 30), sequence.V(24, 30)).ok());
   ExpectRight(whole, session.Attend(0, sequence.Step(whole, 30)));
   EXPECT_EQ(session.length(), 100);
 }
 
-TEST(ShardedSessionTest, TheRowsOfACallThatFailedAreForgotten) {
+TEST(ShardedSessionTest, TheRowsOfAFailedCallAreDropped) {
   ATTEND_FRESH_SEED(seed);
   Fleet fleet(2);
   const auto client = fleet.Connect(2);
@@ -327,14 +327,14 @@ TEST(ShardedSessionTest, TheRowsOfACallThatFailedAreForgotten) {
   StepTo(session, first, 40, 20, 1);
 }
 
-TEST(ShardedSessionTest, WhatOneShardLosesIsMissingToo) {
+TEST(ShardedSessionTest, KeysThatOneShardLosesAreReportedMissing) {
   ATTEND_FRESH_SEED(seed);
   const Fleet fleet(2);
   const auto client = fleet.Connect();
   Sequence sequence("H2,D16,causal", 60, seed);
   ShardedSession session = Create(*client, sequence.Options());
   StepTo(session, sequence, 60, 10);
-  // Somebody else truncates the first shard's session, and frees the second's.
+  // Another client truncates the first shard's session, and frees the second's.
   const auto list = [&](int n) {
     return Session::List(*client, "", {}, session.Placement()[static_cast<size_t>(n)].server);
   };
@@ -357,7 +357,7 @@ TEST(ShardedSessionTest, WhatOneShardLosesIsMissingToo) {
   ExpectRight(whole, session.Attend(0, sequence.Step(whole, 60)));
 }
 
-TEST(ShardedSessionTest, WhatDoesNotFitIsRefused) {
+TEST(ShardedSessionTest, MismatchedCallsAreRefused) {
   const Fleet fleet(2);
   const auto client = fleet.Connect();
   Sequence sequence("H2,D16,causal", 60, 1);

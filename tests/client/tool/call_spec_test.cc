@@ -5,10 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
 
+#include "client/call/tree_mask.h"
 #include "client/tool/file_io.h"
 #include "tests/client/support/test_seed.h"
 
@@ -44,9 +47,10 @@ TEST(CallSpec, ReadsEveryWord) {
   ASSERT_TRUE(dropped.ok()) << dropped.status().ToString();
   EXPECT_TRUE(dropped->bits && !dropped->bias);
   EXPECT_EQ(dropped->dropout, 0.25);
+  EXPECT_EQ(ParseCallSpec("L9,tree=5")->tree, 5);
 }
 
-TEST(CallSpec, Defaults) {
+TEST(CallSpec, OmittedWordsHaveDefaults) {
   const Result<CallSpec> spec = ParseCallSpec("H6,L10");
   ASSERT_TRUE(spec.ok());
   EXPECT_EQ(spec->batch, 1);
@@ -56,7 +60,7 @@ TEST(CallSpec, Defaults) {
   EXPECT_EQ(ParseCallSpec("L10,Lk0")->len_k, 0) << "an empty KV can be asked for";
 }
 
-TEST(CallSpec, RefusesWhatItDoesNotUnderstand) {
+TEST(CallSpec, RefusesUnknownWords) {
   for (const char* text : {"",
                            ",",
                            "B1,",
@@ -83,6 +87,11 @@ TEST(CallSpec, RefusesWhatItDoesNotUnderstand) {
                            "dropout=-0.1",
                            "dropout=nan",
                            "bits,bias",
+                           "tree=0",
+                           "tree=1025",
+                           "tree",
+                           "tree=4,bits",
+                           "tree=4,backward",
                            "causal=1",
                            "causal,window=1:1",
                            "colour=red"}) {
@@ -93,7 +102,7 @@ TEST(CallSpec, RefusesWhatItDoesNotUnderstand) {
   EXPECT_THAT(ParseCallSpec("B1,colour=red").status().message(), HasSubstr("colour=red"));
 }
 
-TEST(CallSpec, MixFiles) {
+TEST(CallSpec, ReadsMixFiles) {
   const std::string path = ScratchPath("mix.json");
   const auto read = [&](const std::string& text) {
     EXPECT_TRUE(WriteFile(path, {{text.data(), static_cast<int64_t>(text.size())}}).ok());
@@ -120,7 +129,7 @@ TEST(CallSpec, MixFiles) {
   EXPECT_EQ(ReadMix(path + ".none").status().code(), Code::kNotFound);
 }
 
-TEST(CallSpec, RandomCallsAreCompleteAndRepeat) {
+TEST(CallSpec, RandomCallsAreCompleteAndDeterministic) {
   ATTEND_FRESH_SEED(seed);
   for (const char* text :
        {"B2,H4,Hkv2,Lq5,Lk9,D16,Dv8,bias,alibi,sinks,softcap=9,lse,causal,window=3:-1",
@@ -160,13 +169,40 @@ TEST(CallSpec, AMaskOfBitsHasWholeBytesForEachRow) {
   EXPECT_EQ(bytes, 0);
 }
 
+TEST(CallSpec, ATreeHasItsTokensAtTheEndsOfItsSequences) {
+  const CallSpec spec = *ParseCallSpec("B3,H2,Lq5,Lk19,D8,ragged,tree=9");
+  const AttentionCall call = *MakeRandomCall(spec, 1);
+  EXPECT_THAT(call.tree->shape, ElementsAre(1, 9, 9));
+  ASSERT_EQ(call.tree_lengths.size(), 3u);
+  const AttentionCall written = *WithTreeAsBias(call);
+  EXPECT_FALSE(written.tree);
+  EXPECT_TRUE(written.tree_lengths.empty());
+  EXPECT_THAT(written.bias->shape, ElementsAre(3, 1, 5, 19));
+  const auto* const seen = static_cast<const uint8_t*>(call.tree->data);
+  const auto bit = [](const uint8_t* row, int64_t j) { return row[j / 8] >> (j % 8) & 1; };
+  for (int64_t b = 0; b < 3; ++b) {
+    const auto n = static_cast<size_t>(b);
+    const int64_t draft = call.tree_lengths[n];
+    EXPECT_EQ(draft, std::min(call.q_lengths[n], call.kv_lengths[n]));
+    for (int64_t i = 0; i < draft; ++i) {
+      const auto* const row = static_cast<const uint8_t*>(written.bias->data) +
+                              (b * 5 + call.q_lengths[n] - draft + i) * 3;
+      for (int64_t j = 0; j < draft; ++j) {
+        EXPECT_EQ(bit(row, call.kv_lengths[n] - draft + j), bit(seen + i * 2, j));
+        EXPECT_FALSE(j > i && bit(seen + i * 2, j) != 0) << "a token sees one after it";
+      }
+      EXPECT_EQ(bit(seen + i * 2, i), 1) << "a token does not see itself";
+    }
+  }
+}
+
 TEST(CallSpec, DifferentSeedsGiveDifferentInputs) {
   const Result<CallSpec> spec = ParseCallSpec("B1,H1,L16,D16");
   const Result<AttentionCall> a = MakeRandomCall(*spec, 1), b = MakeRandomCall(*spec, 2);
   EXPECT_NE(std::memcmp(a->q.data, b->q.data, static_cast<size_t>(a->q.bytes)), 0);
 }
 
-TEST(Describe, NamesWhatDoesNotFit) {
+TEST(Describe, NamesMismatchedTensors) {
   const AttentionCall good = *MakeRandomCall(*ParseCallSpec("B2,H4,Hkv2,Lq5,Lk9,D16"), 1);
   ASSERT_TRUE(Describe(good, nullptr, nullptr).ok());
   const auto message = [&](const std::function<void(AttentionCall&)>& spoil) {
@@ -185,13 +221,39 @@ TEST(Describe, NamesWhatDoesNotFit) {
   EXPECT_THAT(message([](auto& c) { c.alibi_slopes = {1}; }), HasSubstr("alibi_slopes"));
   EXPECT_THAT(message([](auto& c) { c.sinks = {1}; }), HasSubstr("sinks"));
   EXPECT_THAT(message([](auto& c) { c.bias = c.q; }), HasSubstr("bias"));
+  const auto tree = [](AttentionCall& c) { c.tree = *TreeFromParents(std::array<int64_t, 1>{-1}); };
+  EXPECT_THAT(message([&](auto& c) {
+                tree(c);
+                c.tree->shape = {3, 1, 1};
+              }),
+              HasSubstr("tree: shape [3, 1, 1] of bit, must be [1, T, T] or [B = 2, T, T]"));
+  EXPECT_THAT(message([&](auto& c) {
+                tree(c);
+                c.tree->bytes = 2;
+              }),
+              HasSubstr("tree: 2 bytes given, shape [1, 1, 1] needs 1"));
+  EXPECT_THAT(message([&](auto& c) {
+                tree(c);
+                c.tree_lengths = {1, 2};
+              }),
+              HasSubstr("tree_lengths[1] is 2, must be in [0, 1]"));
+  EXPECT_THAT(message([&](auto& c) {
+                tree(c);
+                c.tree_lengths = {1};
+              }),
+              HasSubstr("tree_lengths has 1 entries, must have B = 2 or none"));
+  EXPECT_THAT(message([&](auto& c) {
+                tree(c);
+                c.bias = c.q;
+              }),
+              HasSubstr("bias"));
   EXPECT_THAT(message([](auto& c) { c.scale = INFINITY; }), HasSubstr("scale"));
   EXPECT_THAT(message([](auto& c) { c.dropout_p = 1; }), HasSubstr("dropout_p is 1.0"));
   EXPECT_THAT(message([](auto& c) {
                 c.q.dtype = DType::kBit;
                 c.q.bytes = 2 * 4 * 5 * 2;
               }),
-              HasSubstr("q is of bits"));
+              HasSubstr("q has the dtype of bits"));
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// .npy and .safetensors: what is written is read back, NumPy's own bytes are understood, and
-// everything else is refused with the file's name and a reason.
+// .npy and .safetensors: files round-trip, NumPy's own files are read, and everything else is
+// refused with the file's name and a reason.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -113,7 +113,7 @@ void ExpectBits(const HostTensor& tensor) {
 }
 const std::string kBools("\1\0\0\0\0\0\0\1\1\0\1\0\0\0\0\0\0\0", 18);
 
-TEST(Npy, BooleansBecomeBits) {
+TEST(Npy, BooleansAreReadAsBits) {
   Put(Path("b.npy"), Npy("{'descr': '|b1', 'fortran_order': False, 'shape': (2, 9), }", kBools));
   const Result<HostTensor> read = ReadNpy(Path("b.npy"));
   ASSERT_TRUE(read.ok()) << read.status().ToString();
@@ -123,7 +123,7 @@ TEST(Npy, BooleansBecomeBits) {
               HasSubstr("shape [2, 8] needs 16 bytes of data, the file has 18"));
 }
 
-TEST(Npy, TellsWhatItIsInstead) {
+TEST(Npy, ErrorsNameTheActualType) {
   for (const char* descr : {"<V2", "|V2"}) {
     const std::string header =
         std::string("{'descr': '") + descr + "', 'fortran_order': False, 'shape': (1,), }";
@@ -137,7 +137,7 @@ TEST(Npy, TellsWhatItIsInstead) {
               HasSubstr("an .npy file, not a .safetensors file"));
 }
 
-TEST(Files, WhetherOneCanBeWrittenIsKnownBefore) {
+TEST(Files, UnwritableFilesAreDetectedBeforehand) {
   const std::string there = Path("there"), here = Path("new");
   Put(there, "kept");
   EXPECT_TRUE(CheckWritable(there).ok());
@@ -182,7 +182,7 @@ TEST(Npy, EveryTruncationIsRefused) {
   NpyError(whole + "x");
 }
 
-TEST(Npy, NamesMissingFilesAndOddOnes) {
+TEST(Npy, MissingAndSpecialFilesAreRefusedByName) {
   EXPECT_EQ(ReadNpy(Path("none.npy")).status().code(), Code::kNotFound);
   EXPECT_THAT(ReadNpy(::testing::TempDir()).status().message(), HasSubstr(::testing::TempDir()));
   EXPECT_THAT(WriteNpy(Path("x.npy"), RandomTensor(DType::kBFloat16, {2}, 1)).message(),
@@ -220,7 +220,7 @@ TEST(Safetensors, RoundTrip) {
   for (const auto& [name, tensor] : tensors) ExpectEqual(tensor, read->at(name));
 }
 
-TEST(Safetensors, BooleansBecomeBits) {
+TEST(Safetensors, BooleansAreReadAsBits) {
   Put(Path("b.safetensors"),
       Safetensors(R"({"bias":{"dtype":"BOOL","shape":[2,9],"data_offsets":[0,18]}}  )", kBools));
   const auto read = ReadSafetensors(Path("b.safetensors"), {"bias"});
@@ -229,7 +229,7 @@ TEST(Safetensors, BooleansBecomeBits) {
   EXPECT_EQ(WriteSafetensors(Path("c.safetensors"), *read).code(), Code::kFailedPrecondition);
 }
 
-TEST(Safetensors, SkipsWhatIsNotWantedAndWhatItCannotHold) {
+TEST(Safetensors, SkipsUnwantedAndUnsupportedTensors) {
   Put(Path("b.safetensors"),
       Safetensors(
           R"({"__metadata__":{"by":"x"},"ids":{"dtype":"I64","shape":[1],"data_offsets":[0,8]},)"

@@ -24,7 +24,7 @@ class Owner {
   int freed_ = 0;
 };
 
-TEST(BorrowedSlice, KeepsItsOwnerUntilItsLastCopyIsGone) {
+TEST(BorrowedSlice, KeepsItsOwnerUntilItsLastCopyIsDestroyed) {
   Owner owner;
   std::optional<grpc::Slice> one(owner.Slice());
   std::optional<grpc::Slice> other(*one);
@@ -34,7 +34,7 @@ TEST(BorrowedSlice, KeepsItsOwnerUntilItsLastCopyIsGone) {
   EXPECT_EQ(owner.freed(), 1);
 }
 
-TEST(BorrowedSlice, AGateKeepsTheOwnersOfItsThread) {
+TEST(BorrowedSlice, AGateDelaysDeletersOfItsThread) {
   Owner owner, others;
   std::optional<ReleasedMemory> released;
   {
@@ -53,7 +53,7 @@ TEST(BorrowedSlice, AGateKeepsTheOwnersOfItsThread) {
   EXPECT_EQ(owner.freed(), 4);
 }
 
-TEST(BorrowedSlice, TheInnermostGateKeeps) {
+TEST(BorrowedSlice, TheInnermostGateDelaysDeleters) {
   Owner owner;
   ReleaseGate outer;
   {

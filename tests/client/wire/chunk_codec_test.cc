@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An answer in chunks, put together: whatever the order of its messages, and what is refused.
+// Assembly of an answer from chunks: any order of its messages, and refusals.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(ByteRanges, EachByteOnceInAnyOrder) {
+TEST(ByteRanges, AcceptsEachByteOnceInAnyOrder) {
   ATTEND_FRESH_SEED(seed);
   Random random(seed);
   for (int round = 0; round < 200; ++round) {
@@ -38,7 +38,7 @@ TEST(ByteRanges, EachByteOnceInAnyOrder) {
   }
 }
 
-TEST(ChunkedCall, PiecesHoldEachByteOnce) {
+TEST(ChunkedCall, PiecesContainEachByteOnce) {
   ATTEND_FRESH_SEED(seed);
   Random random(seed);
   const auto call = ChunkedCall::Make(RandomCall("B2,H3,L700,D64,lse", 1), nullptr);
@@ -111,7 +111,7 @@ bool Holds(const HostTensor& tensor, const std::string& bytes) {
          std::memcmp(tensor.data.get(), bytes.data(), bytes.size()) == 0;
 }
 
-TEST(ChunkedAnswer, MessagesComeInAnyOrder) {
+TEST(ChunkedAnswer, MessagesMayComeInAnyOrder) {
   ATTEND_FRESH_SEED(seed);
   Random random(seed);
   for (int round = 0; round < 200; ++round) {
@@ -149,7 +149,7 @@ TEST(ChunkedAnswer, MessagesComeInAnyOrder) {
   }
 }
 
-TEST(ChunkedAnswer, EmptyOnesAreTheirHeader) {
+TEST(ChunkedAnswer, AnEmptyAnswerIsOnlyAHeader) {
   ChunkedAnswer answer(CallOf("B1,H1,Lq0,Lk5,D8"), Payload::kCopy);
   EXPECT_FALSE(answer.complete());
   ASSERT_TRUE(Take(answer, Header({1, 1, 0, 8})).ok());
@@ -159,7 +159,7 @@ TEST(ChunkedAnswer, EmptyOnesAreTheirHeader) {
   EXPECT_FALSE(response.result.lse.has_value());
 }
 
-TEST(ChunkedAnswer, WhatMakesNoSenseIsRefusedBeforeAndBehindTheHeader) {
+TEST(ChunkedAnswer, InconsistentChunksAreRefusedBeforeAndAfterTheHeader) {
   struct Case {
     v1::AttendChunkedResponse message;
     const char* told;
@@ -189,14 +189,14 @@ TEST(ChunkedAnswer, WhatMakesNoSenseIsRefusedBeforeAndBehindTheHeader) {
   }
 }
 
-TEST(ChunkedAnswer, NoLseUnlessAskedFor) {
+TEST(ChunkedAnswer, AnUnrequestedLseIsRefused) {
   ChunkedAnswer answer(CallOf("B1,H2,L5,D8"), Payload::kCopy);
   EXPECT_THAT(Take(answer, Data(v1::TENSOR_NAME_LSE, 0, 4)).message(),
               HasSubstr("not within the tensor's 0"));
   EXPECT_THAT(Take(answer, HeaderWithLse()).message(), HasSubstr("an lse, but none was requested"));
 }
 
-TEST(ChunkedAnswer, HeadersSayWhatTheCallAskedFor) {
+TEST(ChunkedAnswer, HeadersMustMatchTheCall) {
   v1::AttendChunkedResponse half = HeaderWithLse();
   half.mutable_response()->mutable_lse()->set_dtype(v1::DTYPE_FLOAT16);
   v1::AttendChunkedResponse no_dtype = HeaderWithLse();
@@ -224,7 +224,7 @@ TEST(ChunkedAnswer, HeadersSayWhatTheCallAskedFor) {
   }
 }
 
-TEST(ChunkedAnswer, OneHeader) {
+TEST(ChunkedAnswer, ASecondHeaderIsRefused) {
   ChunkedAnswer answer(WithLse(), Payload::kCopy);
   ASSERT_TRUE(Take(answer, Data(v1::TENSOR_NAME_O, 0, 9)).ok());
   ASSERT_TRUE(Take(answer, HeaderWithLse()).ok());

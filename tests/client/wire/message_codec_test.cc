@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The hand-written encoder writes what the generated classes write, byte for byte, and the decoder
-// reads what they write, in any order of fields and cut into any slices.
+// The hand-written encoder produces the same bytes as the generated classes, and the decoder reads
+// their output with fields in any order and cut into any slices.
 
 #include "client/wire/message_codec.h"
 
@@ -61,7 +61,7 @@ AttentionCall RandomCall(const char* text, uint64_t seed) {
   return *call;
 }
 
-// Small tensors are copied into the message, large ones are not: both sides, and a mix.
+// Small tensors are copied into the message, large ones are not: both, and a mix.
 constexpr const char* kShapes[] = {
     "B1,H1,L1,D1",
     "B2,H4,Hkv2,L100,D64,causal,window=7:-1,lse",
@@ -69,6 +69,7 @@ constexpr const char* kShapes[] = {
     "B1,H1,Lq1,Lk3000,D16,dtype=bfloat16,top-left",
     "B3,H2,L77,D64,layout=lhd,ragged,dtype=float16,bias",
     "B3,H2,L40,D64,layout=blhd,ragged,window=3:5,bits,dropout=0.1",
+    "B2,H2,L40,D64,ragged,tree=17",
     "B1,H1,Lq0,Lk4,D8",
     "B1,H1,Lq4,Lk0,D8",
 };
@@ -94,7 +95,7 @@ TEST(EncodeRequest, EqualsTheGeneratedClasses) {
   }
 }
 
-TEST(EncodeRequest, KeepsDefaultsOffTheWire) {
+TEST(EncodeRequest, OmitsDefaults) {
   const AttentionCall call = RandomCall("B1,H1,L1,D1", 1);
   const v1::AttendRequest header = RequestHeader(call);
   EXPECT_FALSE(header.has_scale());
@@ -117,7 +118,7 @@ TEST(EncodeRequest, SendsFromTheCallersMemory) {
   EXPECT_EQ(borrowed, 3);
 }
 
-TEST(EncodeRequest, LetsGoOfOwnersWithTheLastBuffer) {
+TEST(EncodeRequest, ReleasesOwnersWithTheLastBuffer) {
   std::vector<float> memory(3 * 20000, 1.0f);
   std::atomic<int> released{0};
   AttentionCall call;
@@ -146,7 +147,7 @@ TEST(EncodeRequest, LetsGoOfOwnersWithTheLastBuffer) {
   EXPECT_FALSE(kept_alive);
 }
 
-TEST(EncodeRequest, KnowsWhatHasNoOwner) {
+TEST(EncodeRequest, DetectsTensorsWithoutAnOwner) {
   AttentionCall call = RandomCall("B1,H1,L1000,D64", 1);
   const TensorRef q = call.q;
   call.q = TensorRef(q.dtype, q.shape, q.data, q.bytes);
@@ -157,7 +158,7 @@ TEST(EncodeRequest, KnowsWhatHasNoOwner) {
   EXPECT_TRUE(EncodedCall::Make(call)->owned()) << "small tensors are copied";
 }
 
-TEST(EncodeRequest, RefusesWhatNoMessageCanHold) {
+TEST(EncodeRequest, RefusesCallsTooLargeForAMessage) {
   AttentionCall call = RandomCall("B1,H1,L1,D1", 1);
   call.k.bytes = int64_t{3} << 30;
   const Result<EncodedCall> encoded = EncodedCall::Make(call);
@@ -177,7 +178,7 @@ TEST(EncodeRequest, AnAnswersLseCountsToo) {
   }
 }
 
-TEST(CallFromRequest, IsTheReverse) {
+TEST(CallFromRequest, ReversesEncodeRequest) {
   ATTEND_FRESH_SEED(seed);
   for (const char* text : kShapes) {
     const AttentionCall call = RandomCall(text, seed);
@@ -268,7 +269,7 @@ void ExpectDecoded(const v1::AttendResponse& m, const DecodedResponse& decoded) 
   EXPECT_EQ(r.check->detail, "none");
 }
 
-TEST(DecodeResponse, ReadsTheGeneratedClasses) {
+TEST(DecodeResponse, ReadsTheGeneratedClassesOutput) {
   ATTEND_FRESH_SEED(seed);
   Random random(seed);
   for (const bool lse : {false, true}) {
@@ -282,7 +283,7 @@ TEST(DecodeResponse, ReadsTheGeneratedClasses) {
   }
 }
 
-TEST(DecodeResponse, AnyOrderOfFields) {
+TEST(DecodeResponse, ReadsFieldsInAnyOrder) {
   ATTEND_FRESH_SEED(seed);
   Random random(seed);
   const v1::AttendResponse message = RandomResponse(random, true);
@@ -325,7 +326,7 @@ TEST(DecodeResponse, DiscardKeepsEverythingButTheData) {
   EXPECT_EQ(decoded->result.o.bytes, 2 * 33 * 64 * 2);
 }
 
-TEST(DecodeResponse, StatusesOfStreams) {
+TEST(DecodeResponse, ReadsStatusesOfStreams) {
   v1::AttendResponse message;
   message.set_request_id("x");
   message.mutable_status()->set_code(8);
@@ -341,7 +342,7 @@ TEST(DecodeResponse, StatusesOfStreams) {
   EXPECT_EQ(decoded->result.request_id, "x");
 }
 
-TEST(DecodeResponse, RefusesWhatDoesNotFit) {
+TEST(DecodeResponse, RefusesMismatchedAnswers) {
   Random random(1);
   const v1::AttendResponse good = RandomResponse(random, true);
   const auto refused = [](const std::string& bytes) {
@@ -363,7 +364,7 @@ TEST(DecodeResponse, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(spoiled([](auto& m) { m.mutable_o()->set_dtype(v1::DTYPE_UNSPECIFIED); }));
   EXPECT_TRUE(spoiled([](auto& m) { m.mutable_o()->set_shape(0, -1); }));
   EXPECT_TRUE(spoiled([](auto& m) { m.mutable_o()->set_shape(0, int64_t{1} << 62); }));
-  // Elsewhere than the call has a place for.
+  // In shared memory, which the call did not name.
   EXPECT_TRUE(spoiled([](auto& m) {
     m.mutable_o()->mutable_shared_memory()->set_region(std::string(16, 'x'));
     m.mutable_raw()->DeleteSubrange(0, 1);
@@ -371,7 +372,7 @@ TEST(DecodeResponse, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused(""));
   // A length far beyond the message must not be believed.
   EXPECT_TRUE(refused(std::string("\xc2\x3e\xff\xff\xff\xff\x07", 7)));
-  // Behind a failure, which is whole: a tag that does not end, and one that ends too late.
+  // After a failure, which is complete: a tag that does not end, and one that ends too late.
   EXPECT_FALSE(refused("\x12\x02\x08\x08"));
   EXPECT_TRUE(refused("\x12\x02\x08\x08\x8b"));
   EXPECT_TRUE(refused("\x12\x02\x08\x08\xc9\xf2\xa7\xb6\xa5\x05********"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the C ABI refuses before it asks a device anything; runs without a GPU.
+// Arguments that the C ABI refuses before it touches a device; runs without a GPU.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ void ExpectSays(const std::string& words) {
   EXPECT_NE(std::string(attend_last_error()).find(words), std::string::npos) << attend_last_error();
 }
 
-// Changes good parameters, and what is then said.
+// Changes valid parameters, and the expected message.
 struct Bad {
   const char* words;
   void (*change)(attend_params& params);
@@ -58,7 +58,7 @@ void ExpectRefused(const std::vector<Bad>& all) {
   }
 }
 
-TEST(AttendCArguments, AreNamedWithValueAndBound) {
+TEST(AttendCArguments, ErrorsNameArgumentValueAndBound) {
   EXPECT_EQ(attend_run(nullptr, nullptr), ATTEND_INVALID_ARGUMENT);
   ExpectSays("params is NULL");
   ExpectRefused({
@@ -75,10 +75,10 @@ TEST(AttendCArguments, AreNamedWithValueAndBound) {
   });
 }
 
-TEST(AttendCArguments, OutputsHaveAPlaceForEveryElement) {
+TEST(AttendCArguments, OutputsMustHaveASeparatePlaceForEveryElement) {
   const auto run = [](attend_tensor o, int64_t lse_stride_b, int64_t lse_stride_h) {
     attend_params params = Good();
-    params.device = 1 << 20;  // there is none: what was not refused before asks for it
+    params.device = 1 << 20;  // there is none: parameters that were not refused before need one
     params.batch = 2;
     params.heads_q = 3;
     params.len_q = 4;
@@ -114,7 +114,7 @@ TEST(AttendCArguments, OutputsHaveAPlaceForEveryElement) {
   EXPECT_THAT(run({memory, 96, 32, 8}, 4, 8), testing::HasSubstr("cuda:1048576"));
 }
 
-TEST(AttendCArguments, OfPartsOfTheKeys) {
+TEST(AttendCArguments, PartsOfTheKeysAreChecked) {
   ExpectRefused({
       {"key offset is -1, must be in [0, 1073741824]", [](auto& p) { p.key_offset = -1; }},
       {"keys after the part is -9223372036854775808, must be in",
@@ -125,7 +125,7 @@ TEST(AttendCArguments, OfPartsOfTheKeys) {
   });
 }
 
-TEST(AttendCArguments, OfDropoutAndBits) {
+TEST(AttendCArguments, DropoutAndBitsAreChecked) {
   constexpr auto kNan = std::numeric_limits<float>::quiet_NaN();
   ExpectRefused({
       {"dropout_p is -0.5", [](auto& p) { p.dropout_p = -0.5f; }},
@@ -154,7 +154,7 @@ TEST(AttendCArguments, PagesAreCheckedBeforeTheyAreRead) {
   });
 }
 
-TEST(AttendCArguments, ABatchSaysWhichOfItsParams) {
+TEST(AttendCArguments, ABatchsErrorNamesTheItem) {
   std::array<attend_params, 3> params = {Good(), Good(), Good()};
   const auto run = [&](int32_t count) {
     return attend_run_batch(params.data(), count, nullptr, 0, nullptr);
@@ -177,7 +177,7 @@ TEST(AttendCArguments, ABatchSaysWhichOfItsParams) {
   ExpectSays("params[1]: q is NULL");
 }
 
-TEST(AttendCArguments, QuestionsNeedAPlaceForTheAnswer) {
+TEST(AttendCArguments, QueriesNeedAPlaceForTheResult) {
   attend_params params = Good();
   EXPECT_EQ(attend_workspace_bytes(&params, nullptr), ATTEND_INVALID_ARGUMENT);
   ExpectSays("bytes is NULL");
@@ -194,7 +194,7 @@ TEST(AttendCArguments, QuestionsNeedAPlaceForTheAnswer) {
   EXPECT_GE(count, 0);
 }
 
-TEST(AttendCArguments, MemoryFunctionsCheckBeforeTheyTouch) {
+TEST(AttendCArguments, MemoryFunctionsCheckTheirArgumentsFirst) {
   void* data = memory;
   EXPECT_EQ(attend_malloc(0, -1, &data), ATTEND_INVALID_ARGUMENT);
   ExpectSays("bytes is -1, must be at least 0");
@@ -211,7 +211,7 @@ TEST(AttendCArguments, MemoryFunctionsCheckBeforeTheyTouch) {
   EXPECT_EQ(attend_memset(0, memory, 256, 1, nullptr), ATTEND_INVALID_ARGUMENT);
   ExpectSays("value is 256, must be in [0, 255]");
   EXPECT_EQ(attend_memset(0, memory, 0, -8, nullptr), ATTEND_INVALID_ARGUMENT);
-  // What CUDA says of it, or that the build has none.
+  // CUDA's message, or that the build has no CUDA.
   const int32_t code = attend_malloc(1 << 20, 1, &data);
   EXPECT_TRUE(code == ATTEND_INTERNAL || code == ATTEND_UNIMPLEMENTED) << code;
   ExpectSays("cuda:1048576");
@@ -219,7 +219,7 @@ TEST(AttendCArguments, MemoryFunctionsCheckBeforeTheyTouch) {
   ExpectSays("device is -2, must be an ordinal of at least 0 or ATTEND_CPU, -1");
 }
 
-TEST(AttendCArguments, OfTheBackwardPass) {
+TEST(AttendCArguments, TheBackwardPasssArgumentsAreChecked) {
   static float lse = 0;
   static const int32_t kPages[] = {0};
   attend_backward_params good = {};
@@ -248,10 +248,10 @@ TEST(AttendCArguments, OfTheBackwardPass) {
        [](auto& p) {
          p.attention.heads_q = 2, p.d_q = {memory, 8, 7, 8};
        }},
-      {"d_bias is asked for, there is no bias", [](auto& p) { p.d_bias = memory; }},
-      {"d_bias is asked for, the bias is a mask of bits",
+      {"d_bias is requested, but there is no bias", [](auto& p) { p.d_bias = memory; }},
+      {"d_bias is requested, but the bias is a mask of bits",
        [](auto& p) { p.attention.bias = p.d_bias = memory, p.attention.bias_dtype = ATTEND_BIT; }},
-      {"d_sinks are asked for, there are no sinks", [](auto& p) { p.d_sinks = memory; }},
+      {"d_sinks are requested, but there are no sinks", [](auto& p) { p.d_sinks = memory; }},
       {"gradients of keys in pages",
        [](auto& p) {
          p.attention.page_rows = p.attention.len_k = 16, p.attention.kv_pages = kPages;
@@ -271,6 +271,51 @@ TEST(AttendCArguments, OfTheBackwardPass) {
   }
   EXPECT_EQ(attend_backward_workspace_bytes(&good, nullptr), ATTEND_INVALID_ARGUMENT);
   ExpectSays("bytes is NULL");
+}
+
+TEST(AttendCTree, IsWrittenOutOrRefused) {
+  const uint8_t bits[] = {0b01, 0b11, 0b10, 0b00};  // two trees of two tokens
+  const int64_t lengths[] = {2, 1};
+  attend_params params = Good();
+  params.batch = 2;
+  params.len_q = 2;
+  params.len_k = 9;
+  const attend_tree good = {sizeof(attend_tree), bits, 2, 2, lengths};
+  std::array<uint8_t, 8> out;
+  ASSERT_EQ(attend_write_tree(&good, &params, out.data(), 8), ATTEND_OK) << attend_last_error();
+  // Rows of nine keys; the first draft is keys 7 and 8, the second is key 8 for row 1.
+  EXPECT_EQ(out[0], 0xff);
+  EXPECT_EQ(out[1] & 1, 0);
+  EXPECT_EQ(out[2], 0xff);
+  EXPECT_EQ(out[3] & 1, 1);
+  EXPECT_EQ(out[4], 0xff);
+  EXPECT_EQ(out[5] & 1, 1);
+  EXPECT_EQ(out[6], 0xff);
+  EXPECT_EQ(out[7] & 1, 0);
+
+  const auto refused = [&](const auto& spoil, const char* words, int64_t bytes = 8) {
+    attend_tree tree = good;
+    attend_params sizes = params;
+    spoil(tree, sizes);
+    EXPECT_EQ(attend_write_tree(&tree, &sizes, out.data(), bytes), ATTEND_INVALID_ARGUMENT);
+    ExpectSays(words);
+  };
+  refused([](auto& tree, auto&) { tree.bits = nullptr; }, "tree.bits");
+  refused([](auto& tree, auto&) { tree.struct_bytes = 8; }, "struct_bytes is 8");
+  refused([](auto& tree, auto&) { tree.tokens = 1025; },
+          "tree.tokens is 1025, must be in [1, 1024]");
+  refused([](auto& tree, auto&) { tree.stride_b = 1; }, "tree.stride_b is 1, must be 0 or");
+  refused([](auto& tree, auto&) { tree.stride_b = -2; }, "tree.stride_b is -2");
+  refused([](auto&, auto& sizes) { sizes.len_q = -1; }, "len_q is -1");
+  refused([](auto&, auto& sizes) { sizes.packed = 1; }, "needs q_offsets and kv_offsets");
+  refused([](auto&, auto& sizes) { sizes.len_q = 1; }, "tree.lengths[0] is 2, must be in [0, 1]");
+  refused([](auto&, auto&) {}, "bytes is 7, must be 8", 7);
+  const int64_t beyond[] = {9, 10};
+  refused([&](auto&, auto& sizes) { sizes.kv_lengths = beyond; },
+          "keys of sequence 1 is 10, must be in [0, 9]");
+  EXPECT_EQ(attend_write_tree(nullptr, &params, out.data(), 8), ATTEND_INVALID_ARGUMENT);
+  EXPECT_EQ(attend_write_tree(&good, &params, nullptr, 8), ATTEND_INVALID_ARGUMENT);
+  ExpectSays("bytes is 8 at NULL");
 }
 
 }  // namespace

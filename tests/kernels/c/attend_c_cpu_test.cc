@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C ABI on the CPU, forward and backward: the bits of the C++ interface, in memory of the
-// host's, and refusals that change nothing. Runs without a GPU.
+// The C ABI on the CPU, forward and backward: the bits of the C++ interface, host memory, and
+// refusals that change nothing. Runs without a GPU.
 
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ void Flash(const Attention& a) {
   CpuFlash(batch);
 }
 
-// Both kernels by what they are called here and there.
+// Both kernels, by their names in the C++ and the C interface.
 struct Rung {
   const char* name;
   void (*forward)(const Attention& a);
@@ -185,7 +185,7 @@ TEST(AttendCCpu, DoubleIsTheReferenceUnrounded) {
 
 // Central differences: off by the third derivative times the step squared, and by roundings over
 // the step. Numbers are around 1, and each 1e-5 leaves 1e-9 or so.
-TEST(AttendCCpu, GradientsInDoubleAreDifferencesOfAnswers) {
+TEST(AttendCCpu, GradientsInDoubleMatchDifferencesOfAnswers) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   const OwnedAttention owned = MakeAttention(ContiguousSpec(), seed);
@@ -223,7 +223,7 @@ TEST(AttendCCpu, GradientsInDoubleAreDifferencesOfAnswers) {
   expect(&twin.v, d_v);
 }
 
-TEST(AttendCCpu, WritesOnlyTheGradientsThatAreWanted) {
+TEST(AttendCCpu, WritesOnlyTheRequestedGradients) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   ProblemSpec spec = MakeSpec(2, 4, 2, 5, 7, 8, 6);
@@ -240,7 +240,7 @@ TEST(AttendCCpu, WritesOnlyTheGradientsThatAreWanted) {
   EXPECT_EQ(got.Bytes(), untouched.Bytes());
 }
 
-TEST(AttendCCpu, SaysWhichKernelRunsAndThatItHasNoVariants) {
+TEST(AttendCCpu, NamesTheKernelAndHasNoVariants) {
   const OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 3, 3, 8, 8), 1);
   attend_params params = OnCpu(owned.attention, nullptr);
   const char *kernel = nullptr, *why = nullptr;
@@ -283,7 +283,7 @@ TEST(AttendCCpu, RefusesBeforeItWrites) {
          [](attend_params* p) { p->kernel = "cuda_naive"; });
   expect(ATTEND_UNIMPLEMENTED, "cpu_flash_amx cannot compute this on cpu: AMX tiles take bf16",
          nullptr, [](attend_params* p) { p->kernel = "cpu_flash_amx"; });
-  expect(ATTEND_UNIMPLEMENTED, "float64 is computed by cpu_reference alone, asked for by name",
+  expect(ATTEND_UNIMPLEMENTED, "float64 is computed only by cpu_reference, which must be named",
          nullptr, [](attend_params* p) { p->dtype = p->o_dtype = ATTEND_FLOAT64; });
   expect(kInvalid, "bias_dtype is 64, must be in [1, 4]", nullptr, [&](attend_params* p) {
     p->bias = owned.input.data;
@@ -300,7 +300,7 @@ TEST(AttendCCpu, RefusesBeforeItWrites) {
          [&](attend_params* p) { p->q_lengths = negative; });
 }
 
-TEST(AttendCCpu, OffsetsAreCheckedBeforeTheyAreFollowed) {
+TEST(AttendCCpu, OffsetsAreCheckedBeforeUse) {
   ProblemSpec spec = MakeSpec(2, 1, 1, 5, 7, 8, 8);
   spec.problem.packed = true;
   spec.q_lengths = {2, 4};
@@ -324,7 +324,7 @@ TEST(AttendCCpu, OffsetsAreCheckedBeforeTheyAreFollowed) {
   EXPECT_EQ(attend_run(&good, nullptr), ATTEND_OK) << attend_last_error();
 }
 
-TEST(AttendCCpu, MemoryIsTheHosts) {
+TEST(AttendCCpu, MemoryIsHostMemory) {
   void* data = nullptr;
   ASSERT_EQ(attend_malloc(ATTEND_CPU, 1000, &data), ATTEND_OK) << attend_last_error();
   EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % 256, 0U);
@@ -337,13 +337,14 @@ TEST(AttendCCpu, MemoryIsTheHosts) {
   EXPECT_EQ(attend_synchronize(ATTEND_CPU, data), ATTEND_INVALID_ARGUMENT);
   ExpectSays("stream is not NULL");
   EXPECT_EQ(attend_free(ATTEND_CPU, data), ATTEND_OK);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(ATTEND_THREAD_SANITIZER)  // theirs ends the process
+// the system's would end the process
+#if !defined(__SANITIZE_ADDRESS__) && !defined(ATTEND_THREAD_SANITIZER)
   EXPECT_EQ(attend_malloc(ATTEND_CPU, int64_t{1} << 62, &data), ATTEND_RESOURCE_EXHAUSTED);
   ExpectSays("allocating 4611686018427387904 bytes on cpu");
 #endif
 }
 
-TEST(AttendCCpu, WithoutAGpuTheOthersAreRefused) {
+TEST(AttendCCpu, WithoutAGpuOtherDevicesAreRefused) {
   int32_t count = -1;
   ASSERT_EQ(attend_device_count(&count), ATTEND_OK);
   const OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 3, 3, 8, 8), 1);

@@ -36,7 +36,7 @@ bool StartsWithZeros(const DeviceMemory& workspace) {
   return std::count(bytes.begin(), bytes.end(), 0) == kZeroBytes;
 }
 
-// An attention with its memory on the device and what the C++ interface made of it.
+// An attention with its memory on the device, and the C++ interface's answer.
 struct Case {
   Case(OwnedAttention attention, KernelId id, int config = cuda::kDefaultConfig)
       : name(KernelName(id)), owned(std::move(attention)) {
@@ -48,12 +48,12 @@ struct Case {
     params.config = config;
   }
 
-  // Where the first byte of the output block lies on the device.
+  // Device address of the output block's first byte.
   char* Output() const {
     return Moved(static_cast<char*>(owned.output.data), owned.attention.o.data, params.o.data);
   }
 
-  // Forgets the answer, here and on the device.
+  // Clears the answer, here and on the device.
   void Reset() {
     owned.ResetOutput();
     const auto bytes = static_cast<size_t>(owned.output.bytes);
@@ -74,7 +74,7 @@ struct Case {
   attend_params params;
 };
 
-// A problem drawn for the kernel, or null if this one is not for it.
+// A problem drawn for the kernel; null if the kernel does not support it.
 std::unique_ptr<Case> DrawCase(uint64_t seed, KernelId id) {
   const bool aligned = id == KernelId::kCudaFlashSm90;
   OwnedAttention owned =
@@ -139,7 +139,7 @@ TEST(AttendC, ABatchGivesTheBitsOfEachAlone) {
   }
 }
 
-TEST(AttendC, MemoryGoesThereAndBack) {
+TEST(AttendC, MemoryCopiesRoundTrip) {
   void* data = nullptr;
   const std::string text = "sixteen bytes...";
   const auto bytes = static_cast<int64_t>(text.size());
@@ -209,7 +209,7 @@ TEST(AttendC, RefusalsNameTheField) {
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
-TEST(AttendC, SaysWhatItSelects) {
+TEST(AttendC, ReportsItsSelection) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 8, 8, 16, 16), FreshSeed());
   attend_params params = ToParams(owned.attention);
   const char* kernel = nullptr;
@@ -291,7 +291,7 @@ TEST(AttendC, HoppersConfigsHaveNamesAndRun) {
   }
 }
 
-TEST(AttendC, NamesItsConfigs) {
+TEST(AttendC, NamesTheKernelsConfigs) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 8, 8, 128, 128), FreshSeed());
   attend_params params = ToParams(owned.attention);
   int32_t count = 0;

@@ -71,13 +71,13 @@ TEST(TakeSlice, PartsAreTheWholeBitForBit) {
     ExpectSlicesAreTheWhole(owned, grid, Describe(spec) + " seed " + std::to_string(seed + n));
     if (HasFailure()) return;
   }
-  // A share of the problems, as sanitizers run, need not meet every case.
+  // Sanitizers run fewer problems, which need not meet every case.
   if (TestScale() < 1) return;
   EXPECT_GT(rows_cut, count / 50);
 }
 
 // Rows that see no key, more queries than keys, a window on the left.
-TEST(TakeSlice, RowsUnderEveryMaskThatAllowsIt) {
+TEST(TakeSlice, RowsCanBeCutUnderEveryMaskThatAllowsIt) {
   for (const auto alignment : {Alignment::kBottomRight, Alignment::kTopLeft}) {
     for (const int64_t left : {int64_t{-1}, int64_t{0}, int64_t{3}}) {
       for (const auto& [len_q, len_k] :
@@ -99,7 +99,7 @@ TEST(TakeSlice, RowsUnderEveryMaskThatAllowsIt) {
   }
 }
 
-TEST(TakeSlice, RefusesWhatIsNoPart) {
+TEST(TakeSlice, RefusesInvalidParts) {
   const auto refused = [](const ProblemSpec& spec, const AttentionSlice& slice, const char* what) {
     const OwnedAttention owned = MakeAttention(spec, FreshSeed());
     const Status status = TakeSlice(owned.attention, slice).status();

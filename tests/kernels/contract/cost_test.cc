@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the model of costs promises to those who bound and share by it; that its numbers are those
-// of machines is measured (kernels/contract/README.md), not tested.
+// Properties of the cost model that limits and scheduling rely on. Its agreement with real machines
+// is measured (kernels/contract/README.md), not tested.
 
 #include "kernels/contract/cost.h"
 
@@ -23,7 +23,7 @@ double CostOf(const test::ProblemSpec& spec, KernelId kernel = KernelId::kCpuFla
   return Cost(owned.attention, kernel);
 }
 
-// Without memory: for problems that no test could hold.
+// Without memory: for problems too large for any test.
 double CostOf(const Problem& problem, KernelId kernel = KernelId::kCpuFlash) {
   Attention attention;
   attention.problem = problem;
@@ -43,7 +43,7 @@ TEST(Cost, IsNeverBelowTheFlops) {
   }
 }
 
-TEST(Cost, CountsWhatAPairTakesBesideItsProducts) {
+TEST(Cost, CountsAPairsWorkBesidesItsProducts) {
   const auto per_flop = [](int64_t dim) {
     const test::ProblemSpec spec = MakeSpec(1, 1, 1, 512, 512, dim, dim);
     const test::OwnedAttention owned = test::MakeAttention(spec, 1);
@@ -69,7 +69,7 @@ TEST(Cost, CountsWhatAPairTakesBesideItsProducts) {
   EXPECT_LT(CostOf(dropped), 1.15 * CostOf(plain)) << "vectors of draws are cheap";
 }
 
-TEST(Cost, SlowKernelsCostWhatTheyTake) {
+TEST(Cost, SlowKernelsCostMore) {
   const test::ProblemSpec spec = MakeSpec(1, 2, 2, 256, 256, 64, 64);
   EXPECT_GT(CostOf(spec, KernelId::kCpuReference), 10 * CostOf(spec, KernelId::kCpuFlash));
   EXPECT_GT(CostOf(spec, KernelId::kCpuFlash), 3 * CostOf(spec, KernelId::kCpuFlashAmx));
@@ -83,10 +83,10 @@ TEST(Cost, SlowKernelsCostWhatTheyTake) {
   EXPECT_LT(CostOf(causal), 0.8 * CostOf(spec));
 }
 
-TEST(Cost, WorkWithoutAFlopIsNotForNothing) {
-  // A tile for each sequence and head, though there is no key.
+TEST(Cost, WorkWithoutFlopsHasACost) {
+  // A tile for each sequence and head, although there is no key.
   EXPECT_GT(CostOf(MakeSpec(1024, 4, 4, 1, 0, 1, 1)), 4096 * 10e3);
-  // All keys are read for one row, though it multiplies little; and as many bytes for a few rows.
+  // All keys are read for one row, although it multiplies little; and as many bytes for a few rows.
   const double row = CostOf(MakeSpec(1, 1, 1, 1, 4096, 64, 64));
   EXPECT_GT(row, 0.02 * CostOf(MakeSpec(1, 1, 1, 192, 4096, 64, 64)));
   EXPECT_LT(CostOf(MakeSpec(1, 4, 1, 1, 4096, 64, 64)), 1.1 * row);
@@ -98,8 +98,9 @@ TEST(Cost, WorkWithoutAFlopIsNotForNothing) {
   EXPECT_GT(CostOf(narrow), 2048 * 32 * 2 * 128.0);
 }
 
-// Rows that are no multiple of 16 bytes are copied first, which counts less the longer they are.
-TEST(Cost, CopiesCost) {
+// Rows whose size is not a multiple of 16 bytes are copied first; the longer they are, the less
+// that counts.
+TEST(Cost, CopiesHaveACost) {
   const auto ratio = [](int64_t length) {
     const Problem even = MakeSpec(1, 4, 4, length, length, 104, 104, DType::kFloat16).problem;
     Problem odd = even;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which weights dropout removes: the published bits, their place in a group, the share that is
-// dropped, and that parts of an attention drop what the whole drops.
+// The weights that dropout removes: the published bits, their order in a group, the fraction that
+// is dropped, and that parts of an attention drop the same weights as the whole.
 
 #include "kernels/contract/dropout.h"
 
@@ -67,12 +67,12 @@ TEST(DropoutPhilox, KnownAnswers) {
             (Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(DropoutPhilox, IsThePapers) {
+TEST(DropoutPhilox, MatchesThePapersDefinition) {
   const uint64_t seed = FreshSeed();
   std::mt19937_64 random(seed);
   const auto word = [&random] {
     const auto bits = static_cast<uint32_t>(random());
-    return random() % 4 == 0 ? bits >> 28 : bits;  // small counters are what there is most
+    return random() % 4 == 0 ? bits >> 28 : bits;  // small counters are the most common
   };
   for (int n = 0; n < 20000; ++n) {
     const Words counter{word(), word(), word(), word()};
@@ -82,7 +82,7 @@ TEST(DropoutPhilox, IsThePapers) {
   }
 }
 
-// One call's bits, place by place: rows i and i + 8 by keys j, j + 1, j + 8 and j + 9.
+// One call's bits, weight by weight: rows i and i + 8 by keys j, j + 1, j + 8 and j + 9.
 TEST(Dropout, OneCallServesEightWeights) {
   constexpr uint64_t kSeed = 0x123456789abcdef0;
   for (const int64_t i : {0, 5, 16, 39, 1 << 20}) {
@@ -119,7 +119,7 @@ TEST(DropoutSteps, RoundsToTheNearestStep) {
   }
 }
 
-TEST(DropoutSteps, RefusesWhatIsNoProbabilityBelowOne) {
+TEST(DropoutSteps, RefusesValuesOutsideZeroToOne) {
   for (const double p :
        {1 - 0x1p-17, 1.0, 1.5, -0x1p-40, -1.0, std::nan(""),
         std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()}) {
@@ -131,15 +131,15 @@ TEST(DropoutSteps, RefusesWhatIsNoProbabilityBelowOne) {
   }
 }
 
-TEST(DropoutScale, IsOneOverTheShareThatIsKept) {
+TEST(DropoutScale, IsOneOverTheKeptFraction) {
   EXPECT_EQ(DropoutScale(0), 1.0f);
   EXPECT_EQ(DropoutScale(32768), 2.0f);
   EXPECT_EQ(DropoutScale(65535), 65536.0f);
   EXPECT_EQ(DropoutScale(16384), static_cast<float>(4.0 / 3));
 }
 
-// What a sum of n independent bits of probability p is off by, but for one case in 10^12: by
-// Bernstein's inequality, P(|X - n p| >= t) <= 2 exp(-t^2 / (2 (n p (1 - p) + t / 3))).
+// Bound on the deviation of a sum of n independent bits of probability p, exceeded in one case in
+// 10^12: by Bernstein's inequality, P(|X - n p| >= t) <= 2 exp(-t^2 / (2 (n p (1 - p) + t / 3))).
 double Deviation(double n, double p) {
   const double log = std::log(2e12);
   return log / 3 + std::sqrt(log * log / 9 + 2 * log * n * p * (1 - p));
@@ -147,7 +147,7 @@ double Deviation(double n, double p) {
 
 constexpr int64_t kSide = 1024;  // rows and keys of a sample
 
-// Of a sample, by its own numbering: whether each weight is dropped.
+// Whether each weight of a sample is dropped, in the sample's own numbering.
 class Sample {
  public:
   Sample(int32_t dropout, uint64_t seed, int64_t sequence, int64_t head) : p_(dropout / 65536.0) {
@@ -168,7 +168,7 @@ class Sample {
   std::vector<bool> dropped_;
 };
 
-TEST(Dropout, TheShareIsRightWhateverThePlace) {
+TEST(Dropout, TheDroppedFractionIsRightEverywhere) {
   const uint64_t seed = FreshSeed();
   for (const int32_t dropout : {1, 64, 6554, 32768, 65000, 65535}) {
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed) + " " + std::to_string(dropout));
@@ -196,7 +196,7 @@ TEST(Dropout, TheShareIsRightWhateverThePlace) {
   }
 }
 
-// Neighbours, weights of one call, and the same place of other heads, sequences and seeds.
+// Neighbours, weights of one call, and the same position in other heads, sequences and seeds.
 TEST(Dropout, WeightsAreIndependentOfEachOther) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -225,7 +225,7 @@ TEST(Dropout, WeightsAreIndependentOfEachOther) {
   expect(Sample(kDropout, seed + (uint64_t{1} << 32), 5, 9), 0, 0, "the seed's other half");
 }
 
-// A higher rate drops what a lower one does, and more.
+// A higher rate drops the weights that a lower one drops, and more.
 TEST(Dropout, RatesAreNested) {
   for (int64_t i = 0; i < 64; ++i) {
     for (int64_t j = 0; j < 64; ++j) {
@@ -237,14 +237,14 @@ TEST(Dropout, RatesAreNested) {
   }
 }
 
-// Of an attention's own row and key, as kernels look it up.
+// By an attention's own row and key, as kernels look it up.
 bool Keeps(const Attention& a, int64_t b, int64_t h, int64_t i, int64_t j) {
   const DropoutPlace& place = a.dropout;
   return DropoutKeeps(a.problem.dropout, place.seed, place.sequence + b, place.head + h,
                       place.row + i, a.problem.key_offset + j);
 }
 
-TEST(Dropout, ASliceDropsWhatTheWholeDrops) {
+TEST(Dropout, ASliceDropsTheSameWeightsAsTheWhole) {
   ProblemSpec spec = MakeSpec(3, 6, 3, 40, 50, 8, 8);
   spec.problem.dropout = 30000;
   spec.dropout = {.seed = FreshSeed(), .sequence = 4, .head = 2, .row = 11};
@@ -262,7 +262,7 @@ TEST(Dropout, ASliceDropsWhatTheWholeDrops) {
   }
 }
 
-TEST(Check, DropoutIsBelowOneAndNotWithPages) {
+TEST(Check, DropoutOfOneOrWithPagesIsRefused) {
   Problem p = MakeSpec(2, 4, 2, 5, 6, 8, 8).problem;
   for (const int32_t dropout : {0, 1, 32768, 65535}) {
     p.dropout = dropout;

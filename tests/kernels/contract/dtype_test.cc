@@ -26,7 +26,7 @@ struct Format {
 };
 constexpr Format kFormats[] = {{DType::kFloat16, 5, 10}, {DType::kBFloat16, 8, 7}};
 
-// What a bit pattern means: (-1)^s * 1.m * 2^(e - bias), subnormals 0.m * 2^(1 - bias).
+// The value of a bit pattern: (-1)^s * 1.m * 2^(e - bias), subnormals 0.m * 2^(1 - bias).
 double Meaning(const Format& format, uint32_t bits) {
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
   const uint32_t mantissa = bits & ((1u << format.mantissa_bits) - 1);
@@ -42,7 +42,7 @@ double Meaning(const Format& format, uint32_t bits) {
   return sign * std::ldexp(1 + fraction, exponent - bias);
 }
 
-// Room for a double, as the compiler cannot know that the dtype is never a wide one here.
+// Large enough for a double: the compiler cannot know that the dtype is never a wide one here.
 uint16_t Stored(DType dtype, float value) {
   alignas(double) uint16_t bits[4] = {0xdead, 0xbeef, 0xbeef, 0xbeef};
   StoreElement(bits, dtype, 0, value);
@@ -55,14 +55,14 @@ float Loaded(DType dtype, uint16_t bits) {
   return LoadElement(array, dtype, 0);
 }
 
-TEST(DType, NoOtherNumberIsOne) {
+TEST(DType, NoOtherNumberIsADType) {
   for (int32_t number = -1; number < 8; ++number) {
     EXPECT_EQ(IsDType(number), number >= 1 && number <= 3) << number;
   }
-  EXPECT_FALSE(IsDType(static_cast<int32_t>(DType::kFloat64)));  // in process alone
+  EXPECT_FALSE(IsDType(static_cast<int32_t>(DType::kFloat64)));  // only inside the process
 }
 
-TEST(DType, BitsAreABiasFromTheLowestOn) {
+TEST(DType, BitsAreReadFromTheLowestOn) {
   const uint8_t bits[] = {0b00000010, 0b10000001};
   float row[16] = {};
   LoadElements(bits, DType::kBit, 0, 16, row);
@@ -78,7 +78,7 @@ TEST(DType, BitsAreABiasFromTheLowestOn) {
   EXPECT_EQ(RowBytes(DType::kFloat16, 9), 18);
 }
 
-TEST(DType, BitsBeforeTheFirstByteAreThere) {
+TEST(DType, BitsMayBeginBeforeTheFirstByte) {
   const uint8_t bytes[] = {0b00000010, 0b10000001, 0b00000100};
   const uint8_t* const bits = bytes + 2;
   for (int n = -16; n < 8; ++n) {
@@ -87,7 +87,7 @@ TEST(DType, BitsBeforeTheFirstByteAreThere) {
   }
 }
 
-TEST(DType, EveryPatternWidensToWhatItMeans) {
+TEST(DType, EveryPatternWidensToItsValue) {
   for (const Format& format : kFormats) {
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {
       const uint16_t pattern = static_cast<uint16_t>(bits);
@@ -125,7 +125,7 @@ TEST(DType, RoundsToNearestTiesToEven) {
     const uint32_t infinity = ((1u << format.exponent_bits) - 1) << format.mantissa_bits;
     for (uint32_t bits = 0; bits < infinity; ++bits) {
       const double low = Meaning(format, bits);
-      // What the next pattern would mean if the format had no Inf.
+      // The next pattern's value if the format had no Inf.
       const double high =
           bits + 1 == infinity ? 2 * low - Meaning(format, bits - 1) : Meaning(format, bits + 1);
       const float middle = static_cast<float>((low + high) / 2);  // exact: one more bit than either
@@ -139,7 +139,7 @@ TEST(DType, RoundsToNearestTiesToEven) {
   }
 }
 
-TEST(DType, RandomFloatsGoToTheNearest) {
+TEST(DType, RandomFloatsRoundToTheNearest) {
   const uint64_t seed = test::FreshSeed();
   uint64_t state = seed;
   for (int n = 0; n < 1000000; ++n) {
@@ -161,9 +161,9 @@ TEST(DType, RandomFloatsGoToTheNearest) {
   }
 }
 
-TEST(DType, NanStaysNanAndOverflowGoesToInf) {
+TEST(DType, NanStaysNanAndOverflowBecomesInf) {
   for (const Format& format : kFormats) {
-    // Payload bits only below what the narrow mantissa keeps: must not become Inf.
+    // Payload bits only below those that the narrow mantissa keeps: must not become Inf.
     for (const uint32_t bits : {0x7f800001u, 0xff800001u, 0x7fc00000u, 0xffffffffu}) {
       const uint16_t got = Stored(format.dtype, std::bit_cast<float>(bits));
       EXPECT_TRUE(std::isnan(Loaded(format.dtype, got))) << bits;
@@ -185,7 +185,7 @@ TEST(DType, UnitRoundoffIsHalfAnUlpOfOne) {
   EXPECT_EQ(DTypeBytes(DType::kFloat32), 4);
 }
 
-TEST(DType, Float32IsStoredAsItIs) {
+TEST(DType, Float32IsStoredUnchanged) {
   float array[3] = {1, 2, 3};
   StoreElement(array, DType::kFloat32, 1, 0x1.234567p-140f);
   EXPECT_EQ(LoadElement(array, DType::kFloat32, 1), 0x1.234567p-140f);
@@ -193,7 +193,7 @@ TEST(DType, Float32IsStoredAsItIs) {
   EXPECT_EQ(array[2], 3);
 }
 
-TEST(DType, Float64IsStoredAsItIsAndRoundedForFloats) {
+TEST(DType, Float64IsStoredUnchangedAndRoundedForFloats) {
   double array[3] = {1, 2, 3};
   StoreRounded(array, DType::kFloat64, 1, 0x1.23456789abcdep-1000);
   EXPECT_EQ(LoadElementAsDouble(array, DType::kFloat64, 1), 0x1.23456789abcdep-1000);
@@ -207,7 +207,7 @@ TEST(DType, Float64IsStoredAsItIsAndRoundedForFloats) {
   EXPECT_EQ(DTypeBytes(DType::kFloat64), 8);
 }
 
-TEST(DType, ElementsInDoubleAreThoseInFloat) {
+TEST(DType, ElementsInDoubleEqualThoseInFloat) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
     alignas(double) std::byte memory[8 * 8];
     for (int64_t n = 0; n < 8; ++n) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward pass keeps on a GPU: who takes turns at dQ, and where its sums are.
+// The backward pass's workspace on a GPU: which passes take turns at dQ, and where its sums are.
 
 #include "kernels/contract/gradient_terms.h"
 
@@ -41,7 +41,7 @@ TEST(GradientTerms, TurnsAreTakenWhereThereIsRoom) {
   EXPECT_EQ(without->workspace_bytes, least);
 }
 
-TEST(GradientTerms, TurnsAreForSomeProblems) {
+TEST(GradientTerms, OnlySomeProblemsTakeTurns) {
   void (*const others[])(Problem*) = {
       [](Problem* p) { p->dim = 136; },
       [](Problem* p) { p->dim_v = 136; },
@@ -57,8 +57,8 @@ TEST(GradientTerms, TurnsAreForSomeProblems) {
   }
 }
 
-// Beyond it scores would need a shift, which Hopper's kernels with softcap have no place for.
-TEST(GradientTerms, SoftcapOnHopperIsOfScoresThatNeedNoShift) {
+// Beyond this bound scores would need a shift, which Hopper's kernels with softcap cannot store.
+TEST(GradientTerms, SoftcapOnHopperNeedsScoresWithoutAShift) {
   Problem p = Half();
   p.softcap = 256;
   EXPECT_EQ(SelectBackward(p, Hopper())->kernel, KernelId::kCudaFlashSm90);
@@ -68,7 +68,7 @@ TEST(GradientTerms, SoftcapOnHopperIsOfScoresThatNeedNoShift) {
   EXPECT_EQ(forced.code(), Code::kUnimplemented) << forced.ToString();
 }
 
-TEST(GradientTerms, TilesOfPackedSequencesAreTheirOwn) {
+TEST(GradientTerms, PackedSequencesShareNoTiles) {
   for (const int64_t dim : {64, 128}) {
     Problem p = Half();
     p.packed = true;

@@ -63,7 +63,7 @@ TEST(Check, AcceptsItsBoundsAndRefusesTheNextValue) {
   }
 }
 
-TEST(Check, HeadsMustDivide) {
+TEST(Check, QueryHeadsMustBeAMultipleOfKvHeads) {
   Problem p = Good();
   p.heads_q = 6;
   p.heads_kv = 4;
@@ -118,7 +118,7 @@ TEST(Check, WindowSidesAreAtLeastMinusOne) {
   }
 }
 
-TEST(Check, PagesArePowersOfTwoOfDenseKeys) {
+TEST(Check, PagesMustBePowersOfTwoOfDenseKeys) {
   for (const int64_t rows : {16, 32, 64, 128, 256, 512, 1024}) {
     Problem p = Good();
     p.page_rows = rows;
@@ -137,7 +137,7 @@ TEST(Check, PagesArePowersOfTwoOfDenseKeys) {
   }
 }
 
-TEST(Check, APartIsOfASequenceWithinTheBound) {
+TEST(Check, APartMustBeWithinABoundedSequence) {
   Problem p = Good();
   p.len_k = kLengthMax / 2;
   p.key_offset = kLengthMax / 4;
@@ -147,8 +147,8 @@ TEST(Check, APartIsOfASequenceWithinTheBound) {
   EXPECT_NE(Check(p).message().find("keys of the whole"), std::string::npos) << Check(p).message();
 }
 
-// As many as there may be, and more elements than 32 bits can count.
-TEST(Check, ManySequencesAndElements) {
+// As many as allowed, and more elements than 32 bits can count.
+TEST(Check, AcceptsManySequencesAndElements) {
   Problem p = Good();
   p.batch = kBatchMax;
   p.heads_q = p.heads_kv = 64;
@@ -237,7 +237,7 @@ TEST(Mask, HugeWindowsMeanNoBound) {
   }
 }
 
-TEST(Sequences, DensePackedAndAlignment) {
+TEST(Sequences, AreFoundInDenseAndPackedProblems) {
   test::ProblemSpec spec = test::MakeSpec(2, 1, 1, 6, 9, 4, 4);
   spec.q_lengths = {4, 6};
   spec.kv_lengths = {9, 2};
@@ -283,7 +283,7 @@ TEST(Elements, FollowTheShape) {
   EXPECT_EQ(ElementsLse(p), 8 * 20);
 }
 
-TEST(Describe, SaysWhatIsOn) {
+TEST(Describe, NamesTheFeaturesInUse) {
   Problem p = Good();
   EXPECT_EQ(Describe(p), "float32 B2 Hq8 Hkv4 Lq16 Lk32 D64 Dv48 lse");
   p.mask = {Alignment::kTopLeft, 3, 0};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which kernels Select gives problems with a mask of bits or a bias of 16 bits, and why not others.
+// The kernels that Select chooses for problems with a mask of bits or a 16-bit bias, and the
+// reasons against others.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +28,7 @@ Problem Masked() {
   return p;
 }
 
-TEST(SelectBits, HoppersKernelTakesThemForward) {
+TEST(SelectBits, HoppersKernelSupportsThemForward) {
   const Result<Selection> hopper = Select(Masked(), Gpu(90));
   ASSERT_TRUE(hopper.ok());
   EXPECT_EQ(hopper->kernel, KernelId::kCudaFlashSm90);
@@ -36,7 +37,7 @@ TEST(SelectBits, HoppersKernelTakesThemForward) {
               HasSubstr("bias"));
 }
 
-TEST(SelectBits, WhatHoppersKernelLeavesToAmperes) {
+TEST(SelectBits, OtherProblemsFallBackToAmperesKernel) {
   for (void (*change)(Problem*) :
        {+[](Problem* p) { p->bias_bits = false; }, +[](Problem* p) { p->dim_v = 136; },
         +[](Problem* p) { p->dropout = 655; }}) {
@@ -59,7 +60,7 @@ Problem Biased(DType bias) {
   return p;
 }
 
-TEST(SelectBias, HoppersKernelTakesThoseOfQsDTypeForward) {
+TEST(SelectBias, HoppersKernelSupportsQsDTypeForward) {
   const Result<Selection> hopper = Select(Biased(DType::kFloat16), Gpu(90));
   ASSERT_TRUE(hopper.ok());
   EXPECT_EQ(hopper->kernel, KernelId::kCudaFlashSm90);
@@ -69,7 +70,7 @@ TEST(SelectBias, HoppersKernelTakesThoseOfQsDTypeForward) {
       HasSubstr("bias"));
 }
 
-TEST(SelectBias, WhatHoppersKernelLeavesToAmperes) {
+TEST(SelectBias, OtherProblemsFallBackToAmperesKernel) {
   for (const DType other : {DType::kBFloat16, DType::kFloat32}) {
     const Result<Selection> chosen = Select(Biased(other), Gpu(90));
     EXPECT_EQ(chosen->kernel, KernelId::kCudaFlashSm80);

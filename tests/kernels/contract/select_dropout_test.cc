@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which kernels Select gives problems with dropout, and why not others.
+// The kernels that Select chooses for problems with dropout, and the reasons against others.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ KernelId Auto(const Problem& problem, const DeviceInfo& device) {
   return selection->kernel;
 }
 
-TEST(SelectDropout, IsTheFlashKernels) {
+TEST(SelectDropout, FlashKernelsSupportDropout) {
   Problem p = test::MakeSpec(2, 4, 2, 16, 32, 64, 64, DType::kFloat16).problem;
   p.dropout = 6554;
   EXPECT_EQ(Auto(p, Gpu(75)), KernelId::kCudaFlashFp32);
@@ -72,7 +72,7 @@ KernelId AutoBackward(const Problem& problem, int compute_capability) {
   return selection->kernel;
 }
 
-TEST(SelectDropout, BackwardIsTheFlashKernels) {
+TEST(SelectDropout, FlashKernelsSupportDropoutBackward) {
   for (const int64_t dim : {64, 128}) {
     EXPECT_EQ(AutoBackward(Dropped(dim), 90), KernelId::kCudaFlashSm90) << dim;
     EXPECT_TRUE(SelectBackward(Dropped(dim), RoomyGpu(90), "cuda_flash_sm80").ok());
@@ -84,7 +84,7 @@ TEST(SelectDropout, BackwardIsTheFlashKernels) {
   EXPECT_EQ(AutoBackward(narrow, 90), KernelId::kCudaFlashFp32);
 }
 
-TEST(SelectDropout, BackwardOfLongHeadsIsMmaSyncs) {
+TEST(SelectDropout, BackwardOfLongHeadsUsesMmaSync) {
   for (const auto& [dim, dim_v] : {std::pair{136, 128}, {128, 136}, {256, 256}}) {
     Problem p = Dropped(dim);
     p.dim_v = dim_v;
@@ -100,7 +100,7 @@ TEST(SelectDropout, BackwardOfLongHeadsIsMmaSyncs) {
   }
 }
 
-TEST(SelectDropout, BackwardOfKeysBetweenTilesIsCudaCores) {
+TEST(SelectDropout, BackwardOfUnalignedKeyOffsetsUsesCudaCores) {
   Problem p = Dropped(64);
   p.key_offset = 40;
   EXPECT_EQ(AutoBackward(p, 90), KernelId::kCudaFlashFp32);
@@ -113,7 +113,7 @@ TEST(SelectDropout, BackwardOfKeysBetweenTilesIsCudaCores) {
   EXPECT_EQ(AutoBackward(p, 90), KernelId::kCudaFlashSm90);
 }
 
-TEST(SelectDropout, OfKeysInPagesIsCudaCores) {
+TEST(SelectDropout, KeysInPagesUseCudaCores) {
   Problem p = Dropped(64);
   p.page_rows = 16;
   EXPECT_TRUE(Check(p).ok());
@@ -132,7 +132,7 @@ TEST(SelectDropout, OfKeysInPagesIsCudaCores) {
   EXPECT_EQ(Auto(p, Gpu(90)), KernelId::kCudaFlashSm90);
 }
 
-TEST(SelectDropout, NoKernelDecodes) {
+TEST(SelectDropout, NoKernelDecodesWithDropout) {
   Problem decoding = test::MakeSpec(2, 16, 2, 1, 4096, 128, 128, DType::kFloat16).problem;
   EXPECT_EQ(Auto(decoding, Gpu(90)), KernelId::kCudaDecodeSm80);
   decoding.dropout = 1;

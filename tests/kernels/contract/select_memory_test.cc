@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Kernels that Select gives problems of Hopper's general kernels, and memory off 16-byte
-// boundaries.
+// The kernels that Select chooses for Hopper's general kernels' problems, and for memory that is
+// not aligned to 16 bytes.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ KernelId Auto(const Problem& problem, const DeviceInfo& device) {
   return selection->kernel;
 }
 
-TEST(SelectMemory, HopperHasScoreTermsAndFloats) {
+TEST(SelectMemory, HopperSupportsScoreTermsAndFloats) {
   Problem p = Half();
   p.has_alibi = p.o_float32 = true;
   p.softcap = 20.0f;
@@ -57,8 +57,8 @@ TEST(SelectMemory, HopperHasScoreTermsAndFloats) {
   EXPECT_THAT(std::string(Select(p, Gpu(0))->why), HasSubstr("O in float32"));
 }
 
-// Room for a copy keeps Hopper's kernels; without it, Q, K and V are read where they are.
-TEST(SelectMemory, HopperCopiesWhatItCannotAddress) {
+// With room for a copy, Hopper's kernels are kept; without it, Q, K and V are read in place.
+TEST(SelectMemory, HopperCopiesUnaddressableTensors) {
   Problem odd = Half();
   odd.dim = 60;
   odd.dim_v = 100;
@@ -81,7 +81,7 @@ TEST(SelectMemory, HopperCopiesWhatItCannotAddress) {
   EXPECT_EQ(Auto(odd, Gpu(1 << 30)), KernelId::kCudaFlashSm80) << "pages are not copied";
 }
 
-TEST(SelectMemory, ACopyIsBounded) {
+TEST(SelectMemory, TheCopysSizeIsBounded) {
   EXPECT_EQ(*RepackedBytes(1, 1, 1, 1), 256);
   EXPECT_EQ(*RepackedBytes(0, 1, 1, 1), 256);
   EXPECT_EQ(*RepackedBytes(2, 3, 5, 100), (2 * 3 * 5 * 208 + 255) / 256 * 256);
@@ -107,8 +107,8 @@ TEST(SelectMemory, DecodingReadsACopy) {
   EXPECT_EQ(Select(p, Gpu(999), "", copied)->kernel, KernelId::kCudaFlashSm80);
 }
 
-// A metric's label; precision that is asked for, and devices without a faster kernel, have none.
-TEST(SelectMemory, SaysWhatKeepsTheFastestKernelAway) {
+// A metric's label; requested precision, and devices without a faster kernel, have none.
+TEST(SelectMemory, NamesTheReasonAgainstTheFastestKernel) {
   const Problem decodes = test::MakeSpec(2, 16, 2, 1, 512, 128, 128, DType::kBFloat16).problem;
   const auto changed = [](Problem p, void (*change)(Problem&)) {
     change(p);

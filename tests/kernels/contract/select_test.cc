@@ -60,7 +60,7 @@ TEST(Select, AutoTakesTheBestKernelOfTheDevice) {
   }
 }
 
-TEST(Select, EveryKernelCanBeForcedOnItsDeviceAndOnNoOther) {
+TEST(Select, EveryKernelCanBeForcedOnlyOnItsDevice) {
   for (const KernelInfo& kernel : Kernels()) {
     DeviceInfo own = kernel.device == DeviceKind::kCpu ? Cpu() : Gpu(1 << 30);
     own.not_amx = {};
@@ -133,7 +133,7 @@ KernelId Auto(const Problem& problem, const DeviceInfo& device) {
   return selection->kernel;
 }
 
-TEST(Select, SixteenBitsGoToTheTensorCoresOfTheDevice) {
+TEST(Select, SixteenBitsUseTheDevicesTensorCores) {
   EXPECT_EQ(Auto(Half(), GpuOf(75)), KernelId::kCudaFlashFp32);
   EXPECT_EQ(Auto(Half(), GpuOf(80)), KernelId::kCudaFlashSm80);
   EXPECT_EQ(Auto(Half(), GpuOf(89)), KernelId::kCudaFlashSm80);
@@ -142,8 +142,8 @@ TEST(Select, SixteenBitsGoToTheTensorCoresOfTheDevice) {
   EXPECT_EQ(Auto(Small(), GpuOf(90)), KernelId::kCudaFlashFp32) << "float32 stays float32";
 }
 
-// What keeps the fastest kernel away is named, by AUTO as its reason and by force as the refusal.
-TEST(Select, HoppersKernelSaysWhatItCannotDo) {
+// The obstacle to the fastest kernel is AUTO's reason, and the refusal if the kernel is forced.
+TEST(Select, HoppersKernelNamesItsObstacle) {
   struct Case {
     const char* word;
     void (*change)(Problem*);
@@ -175,12 +175,12 @@ TEST(Select, HoppersKernelSaysWhatItCannotDo) {
   EXPECT_EQ(elsewhere->why, "it lies elsewhere");
 }
 
-// Eight query heads to a KV head.
+// Eight query heads per KV head.
 Problem Decoding(int64_t rows, int64_t keys) {
   return test::MakeSpec(2, 16, 2, rows, keys, 128, 128, DType::kBFloat16).problem;
 }
 
-TEST(Select, FewRowsAgainstManyKeysDecode) {
+TEST(Select, FewRowsAndManyKeysAreDecoded) {
   EXPECT_EQ(Auto(Decoding(1, 512), GpuOf(90)), KernelId::kCudaDecodeSm80) << "eight rows";
   EXPECT_EQ(Auto(Decoding(1, 64), GpuOf(90)), KernelId::kCudaDecodeSm80);
   EXPECT_EQ(Auto(Decoding(1, 63), GpuOf(90)), KernelId::kCudaFlashSm90);
@@ -219,8 +219,8 @@ TEST(Select, FewRowsAgainstManyKeysDecode) {
               HasSubstr("16-byte"));
 }
 
-// Sequences of a request may be sessions of any lengths, none of which may change another's bits.
-TEST(Select, InPagesTheLengthDoesNotMatter) {
+// Sequences of a request may be sessions of any lengths; none may change another's bits.
+TEST(Select, InPagesTheLengthDoesNotChangeTheKernel) {
   for (const int compute_capability : {80, 90}) {
     for (const int64_t rows : {1, 2, 3, 8, 9, 16, 17, 300}) {
       Problem p = Decoding(rows, 1);
@@ -275,7 +275,7 @@ TEST(SelectBackward, TheCpusKernelsHaveABackwardPass) {
   EXPECT_EQ(reference->why, "asked for by name");
 }
 
-TEST(Select, OnlyTheReferenceTakesFloat64AndOnlyByName) {
+TEST(Select, OnlyTheReferenceSupportsFloat64AndOnlyByName) {
   Problem p = Small();
   p.dtype = DType::kFloat64;
   EXPECT_EQ(Select(p, Cpu(), "cpu_reference")->kernel, KernelId::kCpuReference);
@@ -284,7 +284,7 @@ TEST(Select, OnlyTheReferenceTakesFloat64AndOnlyByName) {
     for (const Status& refused :
          {Select(p, Cpu(), forced).status(), SelectBackward(p, Cpu(), forced).status()}) {
       EXPECT_EQ(refused.code(), Code::kUnimplemented) << forced;
-      EXPECT_THAT(refused.message(), HasSubstr("float64 is computed by cpu_reference alone"));
+      EXPECT_THAT(refused.message(), HasSubstr("float64 is computed only by cpu_reference"));
     }
   }
   for (const std::string_view forced : {"", "cuda_naive", "cuda_flash_fp32", "cuda_flash_sm80"}) {
@@ -298,8 +298,8 @@ DeviceInfo RoomyGpuOf(int compute_capability) {
   return device;
 }
 
-// What keeps the fastest kernel away is named, by AUTO as its reason and by force as the refusal.
-TEST(SelectBackward, GpusHaveThreeKernels) {
+// The obstacle to the fastest kernel is AUTO's reason, and the refusal if the kernel is forced.
+TEST(SelectBackward, GpusHaveThreeBackwardKernels) {
   const Result<Selection> hopper = SelectBackward(Half(), RoomyGpuOf(90));
   ASSERT_TRUE(hopper.ok());
   EXPECT_EQ(hopper->kernel, KernelId::kCudaFlashSm90);
@@ -337,7 +337,7 @@ TEST(SelectBackward, GpusHaveThreeKernels) {
   large.dim = large.dim_v = 128;
   large.dropout = 655;
   EXPECT_EQ(SelectBackward(large, RoomyGpuOf(90))->kernel, KernelId::kCudaFlashSm90);
-  // Rows of 12 columns in rows of 16: the copy engine takes them, and stores of eight would not.
+  // Rows of 12 columns in rows of 16: the copy engine can address them, but stores of eight cannot.
   Problem odd = Half();
   odd.dim = 12;
   const Result<Selection> chosen = SelectBackward(odd, RoomyGpuOf(90), "", MemoryTraits{});
@@ -355,7 +355,7 @@ TEST(SelectBackward, GpusHaveThreeKernels) {
   }
 }
 
-TEST(SelectBackward, GradientsOfFloat32GoToCudaCores) {
+TEST(SelectBackward, GradientsOfFloat32UseCudaCores) {
   Problem problem = Half();
   problem.o_float32 = true;
   const Result<Selection> chosen = SelectBackward(problem, RoomyGpuOf(80));
@@ -366,7 +366,7 @@ TEST(SelectBackward, GradientsOfFloat32GoToCudaCores) {
   EXPECT_THAT(forced.message(), HasSubstr("gradients of O"));
 }
 
-// As many short sequences as there may be: their terms are most of what a GPU needs.
+// The maximal number of short sequences: their terms dominate a GPU's workspace.
 TEST(SelectBackward, TheTermsOfRowsMustFit) {
   Problem many = Half();
   many.batch = 1 << 20;
@@ -384,7 +384,7 @@ TEST(SelectBackward, TheTermsOfRowsMustFit) {
   EXPECT_TRUE(SelectBackward(many, Cpu()).ok());
 }
 
-TEST(SelectBackward, NamesAreJudgedAsTheForwardsAre) {
+TEST(SelectBackward, NamesAreCheckedAsForTheForwardPass) {
   for (const std::string_view forced : {"cpu_flashy", "cuda_flash_sm90"}) {
     const Status backward = SelectBackward(Half(), Cpu(), forced).status();
     const Status forward = Select(Half(), Cpu(), forced).status();

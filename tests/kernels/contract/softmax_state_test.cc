@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The merge algebra: identity, order, grouping, and what NaN and Inf do.
+// The merge algebra: identity, order, grouping, and the effect of NaN and Inf.
 
 #include "kernels/contract/softmax_state.h"
 
@@ -89,7 +89,7 @@ TEST_F(Algebra, EmptyIsTheIdentityExactly) {
   }
 }
 
-TEST_F(Algebra, EmptyWithEmptyStaysEmpty) {
+TEST_F(Algebra, MergingTwoEmptyStatesStaysEmpty) {
   const Partial p = Merged(Partial(), Partial());
   EXPECT_EQ(p.state.max, -kInfinity);
   EXPECT_EQ(p.state.sum, 0);
@@ -98,7 +98,7 @@ TEST_F(Algebra, EmptyWithEmptyStaysEmpty) {
   EXPECT_EQ(LogSumExp(p.state), -kInfinity);
 }
 
-TEST_F(Algebra, CommutesAndAssociates) {
+TEST_F(Algebra, IsCommutativeAndAssociative) {
   SCOPED_TRACE(seed_);
   for (int n = 0; n < 200; ++n) {
     const Partial a = Random(n % 5), b = Random(1 + n % 3), c = Random(n % 4);
@@ -134,7 +134,7 @@ TEST_F(Algebra, NanAndInfinityReachTheOutput) {
   EXPECT_TRUE(std::isnan(LogSumExp(Merged(good, bad).state)));
 }
 
-TEST_F(Algebra, SinkJoinsTheDenominatorOnly) {
+TEST_F(Algebra, ASinkJoinsOnlyTheDenominator) {
   Partial p = Reduce({0.5, 1}, {3, 4});
   const double before = Output(p);
   p.o *= AddSink(p.state, 2.0);
@@ -151,7 +151,7 @@ TEST_F(Algebra, SinkJoinsTheDenominatorOnly) {
   EXPECT_EQ(Output(none), 2);
 }
 
-TEST_F(Algebra, FloatBehavesAlike) {
+TEST_F(Algebra, FloatBehavesLikeDouble) {
   SoftmaxState<float> state;
   EXPECT_EQ(InverseSum(state), 0.0f);
   EXPECT_EQ(LogSumExp(state), -std::numeric_limits<float>::infinity());

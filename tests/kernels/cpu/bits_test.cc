@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cpu_flash at the ends of fp32's range: masks of finite minima, sums that overflow where means do
-// not, and NaN and Inf of every pattern in every input.
+// cpu_flash at the ends of fp32's range: masks with finite minima, sums that overflow while means
+// do not, and NaN and Inf of every pattern in every input.
 
 #include <gtest/gtest.h>
 
@@ -68,12 +68,13 @@ TEST(CpuFlashBits, RandomPatternsOnEveryTarget) {
     }
   });
   if (count < 100) return;
-  // The sweep is only worth something if rows of every fate are many.
+  // The sweep proves something only if it meets many rows of each outcome.
   EXPECT_GT(all.values, 10 * static_cast<int64_t>(count));
   EXPECT_GT(all.specials, 10 * static_cast<int64_t>(count));
 }
 
-// The judge itself: the definition of the answer must pass, and rows that are not met must not.
+// The judge itself: an answer by the definition must pass, and rows that are never written must
+// not.
 TEST(CpuFlashBits, TheReferencePassesAndPoisonDoesNot) {
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(100 * TestScale()); ++n) {
@@ -91,8 +92,8 @@ TEST(CpuFlashBits, TheReferencePassesAndPoisonDoesNot) {
   }
 }
 
-// Sums of subnormal numbers are rounded before dropout's factor makes their error larger.
-TEST(CpuFlashBits, SumsOfSubnormalsTimesDropoutsFactor) {
+// Sums of subnormal numbers are rounded before dropout's factor enlarges their error.
+TEST(CpuFlashBits, SumsOfSubnormalsTimesDropoutsFactorAreWithinBounds) {
   ForEachTarget([] {
     for (const int32_t dropout : {32768, 52429, 64880}) {
       for (const int64_t keys : {2, 5, 40}) {
@@ -134,8 +135,8 @@ TEST(CpuFlashBits, RowsMaskedThroughoutByAFiniteBiasAreMeans) {
   });
 }
 
-// Padding of any length on either side, by masks as people write them, changes nothing.
-TEST(CpuFlashBits, PaddingByAFiniteBiasCannotBeFelt) {
+// Padding of any length on either side, by common masks, changes no bit.
+TEST(CpuFlashBits, PaddingByAFiniteBiasChangesNothing) {
   for (const float mask : {-1e9f, -1e10f, -2.5e38f, -kMost, -kInfinity}) {
     for (const int64_t pad : {1, 63, 64, 65, 128, 200}) {
       for (const bool left : {true, false}) {
@@ -147,7 +148,7 @@ TEST(CpuFlashBits, PaddingByAFiniteBiasCannotBeFelt) {
         OwnedAttention owned = MakeAttention(spec, FreshSeed());
         std::fill_n(Bias(owned) + (left ? 0 : kVisible), pad, mask);
         Flash(owned);
-        // The same keys alone.
+        // The same keys without padding.
         OwnedAttention alone = MakeAttention(spec, 1);
         Attention& a = alone.attention;
         const int64_t first = left ? pad : 0;
@@ -174,7 +175,7 @@ TEST(CpuFlashBits, PaddingByAFiniteBiasCannotBeFelt) {
 
 // Finite inputs and scores whose products with a scale or log2(e), or whose sums before the
 // division, would not fit fp32.
-TEST(CpuFlashBits, WhatOverflowsOnlyOnTheWayIsFinite) {
+TEST(CpuFlashBits, IntermediateOverflowsDoNotReachTheAnswer) {
   for (const float scale : {1.0f, 3.0f, 1.5e5f}) {
     ProblemSpec spec = MakeSpec(1, 1, 1, 1, 2, 1, 1);
     spec.problem.scale = scale;
@@ -190,7 +191,7 @@ TEST(CpuFlashBits, WhatOverflowsOnlyOnTheWayIsFinite) {
   for (const int64_t keys : {2, 3, 64, 100, 1000}) {
     for (const float value : {3e38f, -3e38f, kMost}) {
       OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 2, keys, 4, 8), FreshSeed());
-      // Row 0 sees many middling keys before one that outweighs them.
+      // Row 0 sees many medium keys before one that outweighs them.
       for (int64_t d = 0; d < 4; ++d) {
         Set(owned.attention, owned.Q(0, 0, 0, d), 10);
         Set(owned.attention, owned.Q(0, 0, 1, d), 0);
@@ -209,7 +210,7 @@ TEST(CpuFlashBits, WhatOverflowsOnlyOnTheWayIsFinite) {
   }
 }
 
-// Every way to write NaN in every input: the rows that see it are NaN, all others are not.
+// Every encoding of NaN in every input: rows that see it are NaN, all others are not.
 TEST(CpuFlashBits, NanOfAnyPayloadAndSignStaysNan) {
   constexpr uint32_t kPayloads[] = {0x7fc00000, 0xffc00000, 0x7fc00001, 0x7fffffff,
                                     0xffffffff, 0x7f800001, 0xff812345, 0x7fc000aa};
@@ -226,7 +227,7 @@ TEST(CpuFlashBits, NanOfAnyPayloadAndSignStaysNan) {
           spec.problem.has_sinks = input == 's';
           spec.problem.has_alibi = input == 'a';
           OwnedAttention owned = MakeAttention(spec, FreshSeed());
-          // Row 7 sees keys up to 127, and keys 128 and on are seen from row 8 on.
+          // Row 7 sees keys up to 127; keys from 128 on are seen from row 8 on.
           int64_t first = 8, last = 29, only = -1;
           const auto put = [nan](const void* at) {
             std::memcpy(const_cast<void*>(at), &nan, sizeof(nan));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU as a Backend: lanes, their order of events, statuses, memory.
+// The CPU as a Backend: lanes, the order of their events, statuses, memory.
 
 #include "kernels/cpu/cpu_backend.h"
 
@@ -57,7 +57,7 @@ class CpuBackendTest : public testing::Test {
   std::unique_ptr<Backend> backend_ = MakeCpuBackend(BackendOptions{.cpu_threads = 2});
 };
 
-TEST_F(CpuBackendTest, SaysWhatItIs) {
+TEST_F(CpuBackendTest, ReportsItsInfo) {
   const DeviceInfo& info = backend_->info();
   EXPECT_EQ(info.kind, DeviceKind::kCpu);
   EXPECT_EQ(info.name, "cpu");
@@ -126,7 +126,7 @@ TEST_F(CpuBackendTest, TilesRunAmongOthers) {
   }
 }
 
-TEST_F(CpuBackendTest, BackwardPassesRunAmongOthers) {
+TEST_F(CpuBackendTest, BackwardPassesRunBesideForwardPasses) {
   const std::unique_ptr<Lane> lane = MakeLane();
   std::vector<std::unique_ptr<OwnedAttention>> all;
   std::vector<std::unique_ptr<OwnedGradients>> gradients;
@@ -158,7 +158,7 @@ TEST_F(CpuBackendTest, BackwardPassesRunAmongOthers) {
   }
 }
 
-TEST_F(CpuBackendTest, APoisonedBackwardPassWritesAllThatItIsAskedFor) {
+TEST_F(CpuBackendTest, APoisonedBackwardPassWritesEveryRequestedGradient) {
   const std::unique_ptr<Lane> lane = MakeLane();
   ProblemSpec spec = MakeSpec(1, 2, 1, 20, 30, 16, 16);
   spec.problem.return_lse = true;
@@ -175,7 +175,7 @@ TEST_F(CpuBackendTest, APoisonedBackwardPassWritesAllThatItIsAskedFor) {
   ASSERT_TRUE(RunBatch(lane.get(), {&item, 1}).statuses[0].ok());
   for (const float each : d_q) EXPECT_TRUE(std::isfinite(each));
   EXPECT_TRUE(CheckAllRows(owned.attention).ok);
-  // Stopped before it begins: what is left is the poison, or what was there.
+  // Stopped before it begins: the outputs hold the poison, or their previous contents.
   StopFlag stop;
   stop.Set();
   item.stop = &stop;
@@ -207,7 +207,7 @@ TEST_F(CpuBackendTest, AnItemForAnotherDeviceFailsAlone) {
   EXPECT_TRUE(CheckAllRows(good.attention).ok);
 }
 
-TEST_F(CpuBackendTest, AnEmptyBatchIsDoneToo) {
+TEST_F(CpuBackendTest, AnEmptyBatchIsReportedDone) {
   const std::unique_ptr<Lane> lane = MakeLane();
   EXPECT_TRUE(RunBatch(lane.get(), {}).statuses.empty());
 }
@@ -219,8 +219,8 @@ TEST_F(CpuBackendTest, ASecondSubmitIsRefusedUntilDone) {
   std::atomic<int> calls{0};
   int accepted = 0;
   int refused = 0;
-  // A first batch of milliseconds is all but always under way when the second comes; where this
-  // thread was held up for longer, the second is rightly accepted, and it is tried again.
+  // A batch of milliseconds is almost always still running when the second one comes. If this
+  // thread was delayed for longer, the second is rightly accepted, and the test tries again.
   for (int n = 0; n < 100 && refused == 0; ++n) {
     std::promise<void> first, second;
     ASSERT_TRUE(lane->Submit(items,
@@ -293,7 +293,7 @@ TEST_F(CpuBackendTest, LanesRunConcurrentlyAndDoneIsCalledOncePerBatch) {
   EXPECT_EQ(wrong.load(), 0);
 }
 
-TEST_F(CpuBackendTest, DestroyingALaneFinishesWhatWasAccepted) {
+TEST_F(CpuBackendTest, DestroyingALaneFinishesAcceptedBatches) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 4, 4, 300, 300, 64, 64), seed_);
   const WorkItem items[] = {owned.Item(Kernel(KernelId::kCpuFlash))};
   std::atomic<bool> done{false};

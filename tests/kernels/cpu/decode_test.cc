@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cpu_flash's decoding path: few query rows, keys in splits. Against the reference, once per
-// instruction set, and its promises: bits that depend on the problem alone, and keys that cannot be
-// felt unseen.
+// cpu_flash's decoding path: few query rows, keys in splits. Compared with the reference for every
+// instruction set, and its guarantees: bits depend only on the problem, and unseen keys have no
+// effect.
 
 #include "kernels/cpu/decode.h"
 
@@ -29,7 +29,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32};
 constexpr int64_t kPageRows[] = {16, 64, 128, 1024};
-// Keys around the edges of vectors, tiles, splits, and splits that had to grow.
+// Key counts around the edges of vectors, tiles, splits, and splits that had to grow.
 constexpr int64_t kLengths[] = {1,   2,   15,  16,   17,   63,   64,    65,    100,
                                 511, 512, 513, 1023, 1024, 1500, 32767, 32768, 33000};
 
@@ -50,7 +50,7 @@ void ExpectAllRowsRight(const OwnedAttention& owned) {
   EXPECT_TRUE(owned.GuardsIntact()) << "wrote outside its rows";
 }
 
-// Rows of one KV head as asked for, the rest drawn from the seed. Long keys come with short rows.
+// Rows per KV head as given, everything else drawn from the seed. Many keys come with short rows.
 ProblemSpec DecodeSpec(int64_t group, int64_t len_q, uint64_t seed) {
   std::mt19937_64 engine(seed);
   const auto pick = [&](const auto& values) { return values[engine() % std::size(values)]; };
@@ -78,7 +78,7 @@ ProblemSpec DecodeSpec(int64_t group, int64_t len_q, uint64_t seed) {
   return spec;
 }
 
-TEST(CpuDecode, EveryGroupAndQueryLengthOnEveryTarget) {
+TEST(CpuDecode, EveryGroupAndQueryLengthIsRightOnEveryTarget) {
   const uint64_t seed = FreshSeed();
   const double share = std::min(1.0, TestScale());
   ForEachTarget([&] {
@@ -99,7 +99,7 @@ TEST(CpuDecode, EveryGroupAndQueryLengthOnEveryTarget) {
   });
 }
 
-TEST(CpuDecode, EveryLengthAroundAnEdge) {
+TEST(CpuDecode, LengthsAroundEveryEdgeAreRight) {
   const uint64_t seed = FreshSeed();
   ForEachTarget([&] {
     for (const int64_t keys : kLengths) {
@@ -116,9 +116,9 @@ TEST(CpuDecode, EveryLengthAroundAnEdge) {
   });
 }
 
-// Splits and pages that nobody sees, windows that begin and end within one; what is not seen holds
-// NaN, which no row may feel, not even in its roundings.
-TEST(CpuDecode, WindowsAnywhere) {
+// Splits and pages that no row sees, windows that begin and end within one. Unseen keys hold NaN,
+// which must not affect any row, not even its rounding.
+TEST(CpuDecode, WindowsAnywhereAreRight) {
   const uint64_t seed = FreshSeed();
   for (const int64_t left : {0, 1, 63, 64, 700, 1500}) {
     for (const int64_t after : {0, 5, 900}) {
@@ -147,8 +147,8 @@ TEST(CpuDecode, WindowsAnywhere) {
   }
 }
 
-// A key that some rows see and others do not, and a query that is NaN: the others keep their bits.
-TEST(CpuDecode, RowsDoNotFeelWhatOthersSee) {
+// A key that only some rows see, and a query that is NaN: the other rows keep their bits.
+TEST(CpuDecode, KeysThatOtherRowsSeeDoNotChangeARow) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : kDTypes) {
     for (const float poison : {kNan, kInfinity, -kInfinity}) {
@@ -179,7 +179,7 @@ TEST(CpuDecode, RowsDoNotFeelWhatOthersSee) {
   }
 }
 
-TEST(CpuDecode, SumsThatOverflowAndValuesThatAreNot) {
+TEST(CpuDecode, OverflowingSumsAndNonFiniteValuesAreRight) {
   constexpr float kMost = std::numeric_limits<float>::max();
   for (const float value : {kMost, -kMost, 3e38f}) {
     OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 2, 1500, 24, 40), FreshSeed());
@@ -188,7 +188,7 @@ TEST(CpuDecode, SumsThatOverflowAndValuesThatAreNot) {
     ExpectAllRowsRight(owned);
     EXPECT_NEAR(Get(owned.attention, owned.O(0, 1, 1, 33)) / value, 1, 1e-5);
   }
-  // Inf whose key has a weight that underflows, in another split than the heavy one.
+  // Inf at a key whose weight underflows, in another split than the dominant key.
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, 1500, 8, 8), FreshSeed());
   for (int64_t d = 0; d < 8; ++d) {
     Set(owned.attention, owned.Q(0, 0, 0, d), 30);
@@ -202,7 +202,7 @@ TEST(CpuDecode, SumsThatOverflowAndValuesThatAreNot) {
   EXPECT_TRUE(std::isfinite(Get(owned.attention, owned.O(0, 0, 0, 3))));
 }
 
-// Two sequences on the same pages, in descending order, among pages that nobody uses.
+// Two sequences on the same pages, in descending order, among unused pages.
 TEST(CpuDecode, PagesMayBeSharedAndInAnyOrder) {
   constexpr int64_t kRows = 32, kPages = 40, kKeys = 700, kDim = 64;
   const uint64_t seed = FreshSeed();
@@ -245,7 +245,7 @@ TEST(CpuDecode, PagesMayBeSharedAndInAnyOrder) {
   EXPECT_EQ(dense.OutputBytes(), expected);
 }
 
-// Alone, in a batch with others, on one thread and on more than there are cores.
+// Alone, in a batch with others, on one thread and on more threads than cores.
 TEST(CpuDecode, BitsDoNotDependOnNeighboursOrThreads) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -304,8 +304,8 @@ TEST(CpuDecode, BitsOfARowDoNotDependOnTheRowsBesideIt) {
   }
 }
 
-// True rows are decoded, padding beside them is written all the same.
-TEST(CpuDecode, PaddedRows) {
+// Rows within the length are decoded; the padding beside them is still written.
+TEST(CpuDecode, PaddedRowsAreWritten) {
   for (const int64_t padded : {2, 16, 200, 500}) {
     ProblemSpec spec = MakeSpec(4, 6, 2, padded, 900, 32, 32);
     spec.q_lengths = {1, 0, 2, padded};

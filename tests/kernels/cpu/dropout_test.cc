@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dropout in cpu_flash, once per instruction set that this machine has: the weights that are
-// dropped are those of the contract, whatever tile, slice or pass they are met in. The random
-// sweeps of flash_test and flash_gradients_test have dropout too.
+// Dropout in cpu_flash, for every instruction set of this machine: the dropped weights are those of
+// the contract, in any tile, slice or pass. The random sweeps of flash_test and
+// flash_gradients_test have dropout too.
 
 #include <gtest/gtest.h>
 
@@ -38,8 +38,8 @@ float At(const TensorView& t, int64_t b, int64_t h, int64_t row, int64_t d) {
   return static_cast<const float*>(t.data)[b * t.stride_b + h * t.stride_h + row * t.stride_l + d];
 }
 
-// V is the unit matrix, and O shows each weight; so is dO, and dV does. Both in fp32, dense, with
-// at most 256 rows and keys.
+// V is the unit matrix, so O shows each weight; so is dO, and dV shows them. Both in fp32, dense,
+// with at most 256 rows and keys.
 void ExpectWeightsAsDropped(const ProblemSpec& spec, uint64_t seed) {
   OwnedAttention owned = MakeAttention(spec, seed);
   const Attention& a = owned.attention;
@@ -96,8 +96,8 @@ TEST(CpuDropout, EveryWeightIsDroppedOrKeptAsTheContractSays) {
   });
 }
 
-// Far from the beginning, where counters fill their words.
-TEST(CpuDropout, AnyPlaceInTheWhole) {
+// Far from the beginning, where counters use all their bits.
+TEST(CpuDropout, AnyOffsetInTheWholeIsRight) {
   ProblemSpec spec = MakeSpec(2, 2, 2, 40, 50, 8, 50);
   spec.problem.dropout = 26000;
   spec.problem.key_offset = (int64_t{1} << 30) - 70;
@@ -131,8 +131,8 @@ TEST(CpuDropout, SlicesHaveTheWholesBits) {
   }
 }
 
-// LSE is of all weights.
-TEST(CpuDropout, TheSoftmaxKnowsNothingOfIt) {
+// LSE covers all weights.
+TEST(CpuDropout, LseDoesNotDependOnDropout) {
   ProblemSpec spec = MakeSpec(1, 2, 1, 70, 200, 16, 24);
   spec.problem.has_sinks = true;
   const OwnedAttention without = MakeAttention(spec, 1);
@@ -145,9 +145,9 @@ TEST(CpuDropout, TheSoftmaxKnowsNothingOfIt) {
   }
 }
 
-// NaN and Inf in a value are felt by the rows that keep its weight, and the others' bits are as
-// beside a number.
-TEST(CpuDropout, ValuesOfDroppedWeightsCannotBeFelt) {
+// NaN and Inf in a value affect the rows that keep its weight; the other rows' bits are the same as
+// with a finite value.
+TEST(CpuDropout, ValuesOfDroppedWeightsHaveNoEffect) {
   const uint64_t seed = FreshSeed();
   for (const float poison : {kNan, kInfinity}) {
     ProblemSpec spec = MakeSpec(1, 2, 1, 100, 150, 16, 16);
@@ -180,9 +180,8 @@ TEST(CpuDropout, ValuesOfDroppedWeightsCannotBeFelt) {
   }
 }
 
-// NaN and Inf in a row of dO are felt by dV of the keys whose weight the row keeps, in its column
-// alone.
-TEST(CpuDropout, GradientsOfDroppedWeightsCannotBeFelt) {
+// NaN and Inf in a row of dO affect dV of the keys whose weight the row keeps, only in its column.
+TEST(CpuDropout, GradientsOfDroppedWeightsHaveNoEffect) {
   const uint64_t seed = FreshSeed();
   for (const float poison : {kNan, kInfinity}) {
     for (const bool causal : {false, true}) {
@@ -212,7 +211,7 @@ TEST(CpuDropout, GradientsOfDroppedWeightsCannotBeFelt) {
   }
 }
 
-// What the loss sends back is so small that dP's sums are of subnormal numbers, which are rounded
+// The output gradients are so small that dP's sums consist of subnormal numbers, which are rounded
 // before dropout's factor, and dQ's and dK's before they are scaled. The scores are the same for
 // all scales.
 void ExpectTinyLossesJudged(int32_t dropout, int64_t keys, float scale) {
@@ -240,7 +239,7 @@ void ExpectTinyLossesJudged(int32_t dropout, int64_t keys, float scale) {
   EXPECT_EQ(CheckGradients(a, g, seed, 1e12).detail, "");
 }
 
-TEST(CpuDropout, GradientsOfTinyLosses) {
+TEST(CpuDropout, GradientsOfTinyLossesAreWithinBounds) {
   ForEachTarget([] {
     for (const int32_t dropout : {0, 32768, 64880}) {
       for (const int64_t keys : {2, 5, 40}) {
@@ -252,8 +251,8 @@ TEST(CpuDropout, GradientsOfTinyLosses) {
   });
 }
 
-// Sums over keys leave fp32's range, O does not; or does, by dropout's factor alone.
-TEST(CpuDropout, LargestValues) {
+// Sums over keys leave fp32's range, but O does not; or it does, only through dropout's factor.
+TEST(CpuDropout, TheLargestValuesOverflowOnlyWhereTheyMust) {
   const uint64_t seed = FreshSeed();
   for (const float value : {1e38f, 3e38f}) {
     for (const int64_t keys : {2, 3, 64, 300}) {
@@ -271,8 +270,8 @@ TEST(CpuDropout, LargestValues) {
   }
 }
 
-// The judges see it if other weights are dropped, or the same by another rate.
-TEST(CpuDropout, OtherWeightsThanTheContractsAreFaults) {
+// The judges detect it if other weights are dropped, or the same ones at another rate.
+TEST(CpuDropout, DroppingOtherWeightsIsDetected) {
   for (const DType dtype : kDTypes) {
     ProblemSpec spec = MakeSpec(1, 2, 1, 60, 90, 16, 16, dtype);
     spec.problem.dropout = 20000;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What judges the backward pass sees faults of it (check_gradients.h).
+// The judge of the backward pass (check_gradients.h) detects faults.
 
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@
 namespace attend::test {
 namespace {
 
-// The judge is only worth something if it sees what may go wrong. Each fault is in an answer that
-// is otherwise the reference's.
+// The judge is only useful if it detects realistic faults. Each fault is in an answer that
+// otherwise equals the reference's.
 class FaultTest : public ::testing::TestWithParam<DType> {
  protected:
   FaultTest() {
@@ -30,7 +30,7 @@ class FaultTest : public ::testing::TestWithParam<DType> {
     CpuFlash(batch);
   }
 
-  // The reference's answer for another attention and loss, no part of which must pass.
+  // The reference's answer for another attention and loss, every part of which must fail.
   void ExpectSeen(const Attention& other, const Gradients& loss, bool sinks = true) {
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed_));
     const Attention& a = owned_.attention;
@@ -61,15 +61,15 @@ class FaultTest : public ::testing::TestWithParam<DType> {
   OwnedAttention owned_;
 };
 
-// A sink's gradient need not show it: rounding O to 16 bits may cost as much.
-TEST_P(FaultTest, LastKeyIsDropped) {
+// A sink's gradient need not show it: rounding O to 16 bits may have as large an effect.
+TEST_P(FaultTest, ALostLastKeyIsDetected) {
   Attention other = owned_.attention;
   const int64_t keys = 129;
   other.kv_lengths = &keys;
   ExpectSeen(other, OwnedGradients(owned_.attention, seed_).get(), false);
 }
 
-TEST_P(FaultTest, DLseHasTheWrongSign) {
+TEST_P(FaultTest, AWrongSignOfDLseIsDetected) {
   OwnedGradients loss(owned_.attention, seed_);
   for (int64_t n = 0; n < 2 * 60; ++n) {
     float& x = const_cast<float*>(loss.get().d_lse)[n];
@@ -78,8 +78,8 @@ TEST_P(FaultTest, DLseHasTheWrongSign) {
   ExpectSeen(owned_.attention, loss.get());
 }
 
-// It counts as delta - dLSE, so a neighbour's delta is another dLSE.
-TEST_P(FaultTest, DeltaIsThatOfTheRowBefore) {
+// It enters as delta - dLSE, so a neighbour's delta amounts to another dLSE.
+TEST_P(FaultTest, TheDeltaOfAnotherRowIsDetected) {
   OwnedGradients loss(owned_.attention, seed_);
   const Attention& a = owned_.attention;
   const auto delta = [&](int64_t n) {
@@ -97,7 +97,7 @@ TEST_P(FaultTest, DeltaIsThatOfTheRowBefore) {
 }
 
 // In dQ of one row, at scores of order 1.
-TEST_P(FaultTest, SoftcapHasNoSlope) {
+TEST_P(FaultTest, AMissingSlopeOfSoftcapIsDetected) {
   const Attention& a = owned_.attention;
   OwnedGradients answer(a, seed_);
   const GradientsJudge judge(a, answer.get());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rows that the CPU's backward pass takes care of: of a large LSE, of keys with a common part, and
-// those with NaN and Inf.
+// Rows that need special care in the CPU's backward pass: with a large LSE, with keys that have a
+// common part, and with NaN and Inf.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLowest = std::numeric_limits<float>::lowest();
 
-// Both passes of the CPU's.
+// Both of the CPU's passes.
 OwnedGradients Compute(const Attention& a, uint64_t seed, bool d_lse = true) {
   const Attention* batch[] = {&a};
   CpuFlash(batch);
@@ -44,7 +44,7 @@ double At(const void* data, DType dtype, int64_t element) {
 }
 
 // Over the keys, a row's weights in dV sum to 1: dV adds up to dO. Each weight is off by LSE's
-// rounding, 2^-16 at most, and each sum by less; 16-bit results by their own rounding.
+// rounding, at most 2^-16, and each sum by less; 16-bit results also by their own rounding.
 void ExpectWeightsSumToOne(const Attention& a, const Gradients& g) {
   const Problem& p = a.problem;
   const double unit = UnitRoundoff(p.dtype);
@@ -66,7 +66,7 @@ void ExpectWeightsSumToOne(const Attention& a, const Gradients& g) {
   }
 }
 
-// As additive masks of padding are: some rows, or all, masked throughout by one finite number.
+// As with additive padding masks: some rows, or all, are masked by one finite number throughout.
 TEST(CpuFlashGradientsRows, WeightsSumToOneUnderFiniteMasks) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -93,7 +93,7 @@ TEST(CpuFlashGradientsRows, WeightsSumToOneUnderFiniteMasks) {
   });
 }
 
-// Scores need no mask to be large: equal ones, and ones that rise from key to key.
+// Large scores without a mask: equal ones, and ones that rise from key to key.
 TEST(CpuFlashGradientsRows, WeightsSumToOneAtLargeScores) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -119,8 +119,8 @@ TEST(CpuFlashGradientsRows, WeightsSumToOneAtLargeScores) {
   }
 }
 
-// Keys and queries whose common part makes every score about -`size`: their differences are what
-// the gradients are of.
+// Keys and queries whose common part makes every score about -`size`; only their differences
+// contribute to the gradients.
 OwnedAttention WithCommonPart(DType dtype, double size, uint64_t seed) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 8, 40, 64, 64, dtype), seed);
   const Attention& a = owned.attention;
@@ -167,9 +167,10 @@ double ErrorOf(const TensorView& got, DType dtype, int64_t dim, const std::vecto
   return error / most;
 }
 
-// dQ's own rounding, as much for what delta may be off by, and what rounding scores in fp32 does to
-// weights: 10 u of the score (score_rounding.h), four times that where one key has most of them.
-TEST(CpuFlashGradientsRows, WhatKeysHaveInCommonIsNoGradient) {
+// The rounding of dQ, as much for the possible error of delta, and the effect of rounding scores in
+// fp32 on the weights: 10 u of the score (score_rounding.h), four times that where one key has most
+// of the weight.
+TEST(CpuFlashGradientsRows, ACommonPartOfTheKeysDoesNotChangeGradients) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   ForEachTarget([&] {
@@ -188,7 +189,7 @@ TEST(CpuFlashGradientsRows, WhatKeysHaveInCommonIsNoGradient) {
   });
 }
 
-// A key that nothing sees changes nothing, whatever it holds.
+// A key that no row sees changes nothing, whatever it holds.
 TEST(CpuFlashGradientsRows, HiddenSpecialsChangeNoBit) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -208,8 +209,8 @@ TEST(CpuFlashGradientsRows, HiddenSpecialsChangeNoBit) {
   }
 }
 
-// NaN or Inf somewhere: what sees it is as the reference has it, and the rest keeps its bits.
-TEST(CpuFlashGradientsRows, SpecialsReachWhatSeesThemAlone) {
+// NaN or Inf in one place: rows that see it match the reference, and all others keep their bits.
+TEST(CpuFlashGradientsRows, SpecialsReachOnlyTheRowsThatSeeThem) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -259,9 +260,9 @@ TEST(CpuFlashGradientsRows, SpecialsReachWhatSeesThemAlone) {
   }
 }
 
-// Whatever the other sequences are, and how many. Rows that see few keys have gradients near 0, of
-// which rounding is a large part.
-TEST(CpuFlashGradientsRows, BitsOfASequenceAreItsOwn) {
+// For any other sequences and any number of them. Rows that see few keys have gradients near 0,
+// with relatively large rounding.
+TEST(CpuFlashGradientsRows, ASequencesBitsDoNotDependOnOthers) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const Alignment alignment : {Alignment::kTopLeft, Alignment::kBottomRight}) {

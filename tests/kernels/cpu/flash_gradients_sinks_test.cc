@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU's backward pass of rows beside sinks, with keys and without.
+// The CPU's backward pass for rows with sinks, with and without visible keys.
 
 #include <gtest/gtest.h>
 
@@ -35,9 +35,9 @@ OwnedGradients Compute(const Attention& a, uint64_t seed) {
   return gradients;
 }
 
-// The sink has all of each row's weight, whether the row sees keys or none, so that its gradient
-// adds up dLSE, and no other is above fp32's smallest numbers.
-TEST(CpuFlashGradientsSinks, FarAboveScores) {
+// The sink has the whole weight of each row, whether the row sees keys or none, so its gradient
+// adds up dLSE, and all others are below fp32's smallest normal numbers.
+TEST(CpuFlashGradientsSinks, SinksFarAboveScoresAreRight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   ForEachTarget([&] {
@@ -66,9 +66,10 @@ TEST(CpuFlashGradientsSinks, FarAboveScores) {
   });
 }
 
-// Keys whose scores are as large share the weight with the sink. Its gradient is judged alone. The
-// bounds of the others have the error that O of 16 bits gives delta; measured rows have another.
-TEST(CpuFlashGradientsSinks, NearLargeScores) {
+// Keys whose scores are as large share the weight with the sink. Its gradient is checked alone: the
+// bounds of the others use the error that O in 16 bits causes in delta, and measured rows have
+// another.
+TEST(CpuFlashGradientsSinks, SinksNearLargeScoresAreRight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {

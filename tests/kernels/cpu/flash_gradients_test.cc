@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CPU's backward pass against the reference, once per instruction set that this machine has,
-// and the promises beside the numbers.
+// The CPU's backward pass compared with the reference, for every instruction set of this machine,
+// and its guarantees besides accuracy.
 
 #include "kernels/cpu/flash_gradients.h"
 
@@ -38,7 +38,7 @@ void Forward(const Attention& a) {
   CpuFlash(batch);
 }
 
-// With what the backward pass asks for.
+// With the inputs of the backward pass.
 ProblemSpec Trained(ProblemSpec spec) {
   spec.problem.return_lse = true;
   return spec;
@@ -59,7 +59,7 @@ void ExpectSpecRight(const ProblemSpec& spec, uint64_t seed) {
   ExpectAllRight(owned.attention, gradients);
 }
 
-// Multiplies what the loss sends back.
+// Scales the output gradients.
 void ScaleInput(const Attention& a, Gradients* g, float factor) {
   const Problem& p = a.problem;
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -91,7 +91,7 @@ TEST(CpuFlashGradients, RandomProblemsOnEveryTarget) {
   });
 }
 
-TEST(CpuFlashGradients, HardShapesInEveryDType) {
+TEST(CpuFlashGradients, HardShapesAreRightInEveryDType) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : kDTypes) {
     for (const auto& [len_q, len_k, dim, dim_v] : {std::tuple{1, 1, 1, 1},
@@ -112,7 +112,7 @@ TEST(CpuFlashGradients, HardShapesInEveryDType) {
 }
 
 // Several slabs of keys and several bands of rows.
-TEST(CpuFlashGradients, LongSequence) {
+TEST(CpuFlashGradients, ALongSequenceIsRight) {
   const uint64_t seed = FreshSeed();
   ProblemSpec spec = MakeSpec(1, 2, 1, 700, 1500, 8, 8, DType::kBFloat16);
   spec.problem.mask.right = 0;
@@ -123,7 +123,7 @@ TEST(CpuFlashGradients, LongSequence) {
   ExpectSpecRight(spec, seed);
 }
 
-TEST(CpuFlashGradients, BiasThatIsSharedByAll) {
+TEST(CpuFlashGradients, ABiasSharedByAllIsSummedOverAll) {
   const uint64_t seed = FreshSeed();
   for (const bool per_query : {false, true}) {
     ProblemSpec spec = MakeSpec(3, 4, 2, 300, 650, 8, 8);
@@ -136,7 +136,7 @@ TEST(CpuFlashGradients, BiasThatIsSharedByAll) {
   }
 }
 
-TEST(CpuFlashGradients, EmptySequencesAmongOthers) {
+TEST(CpuFlashGradients, EmptySequencesAmongOthersAreRight) {
   ProblemSpec spec = MakeSpec(0, 4, 2, 0, 0, 24, 16);
   spec.problem.packed = true;
   spec.q_lengths = {5, 0, 70, 3, 0, 9};
@@ -150,7 +150,7 @@ TEST(CpuFlashGradients, EmptySequencesAmongOthers) {
   }
 }
 
-TEST(CpuFlashGradients, LargeAndSmallLossesInHalf) {
+TEST(CpuFlashGradients, LargeAndSmallLossesInHalfAreRight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const float factor : {1e4f, 1e-4f}) {
@@ -178,7 +178,7 @@ TEST(CpuFlashGradients, BitsDoNotDependOnThreads) {
   specs.push_back(slabs);
   slabs.bias_per_head = false;
   specs.push_back(slabs);
-  // More threads than cores, so that they meet in every order.
+  // More threads than cores, so that they interleave in every order.
   const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, 8);
   for (const ProblemSpec& spec : specs) {
     SCOPED_TRACE(Describe(spec));
@@ -195,7 +195,7 @@ TEST(CpuFlashGradients, BitsDoNotDependOnThreads) {
   }
 }
 
-TEST(CpuFlashGradients, WhatIsNotAskedForChangesNothing) {
+TEST(CpuFlashGradients, UnrequestedGradientsDoNotChangeTheOthers) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   ProblemSpec spec = MakeSpec(2, 4, 2, 100, 130, 24, 40);
@@ -221,7 +221,7 @@ TEST(CpuFlashGradients, WhatIsNotAskedForChangesNothing) {
   }
 }
 
-TEST(CpuFlashGradients, WhatARowDoesNotSeeNeverEnters) {
+TEST(CpuFlashGradients, UnseenKeysNeverEnter) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : kDTypes) {
     for (const float poison : {kNan, kInfinity, -kInfinity}) {
@@ -296,8 +296,8 @@ TEST(CpuFlashGradients, SpecialsOfOneSequenceStayThere) {
   }
 }
 
-// What leaves fp32's range on the way to results that do not: some of the dP.
-TEST(CpuFlashGradients, ProductsThatOverflowOnTheWay) {
+// Intermediate values leave fp32's range on the way to results that do not: some of dP.
+TEST(CpuFlashGradients, IntermediateOverflowsDoNotReachTheGradients) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const bool shared : {false, true}) {
@@ -318,9 +318,9 @@ TEST(CpuFlashGradients, ProductsThatOverflowOnTheWay) {
   }
 }
 
-// Few rows are decoded, and round otherwise than tiles do: at such scales scores then differ from
-// those that LSE is of by more than any exponent holds. Weights stay weights.
-TEST(CpuFlashGradients, ScoresThatLseDoesNotFit) {
+// Few rows are decoded, with other rounding than tiles: at such scales their scores then differ
+// from those in LSE by more than any exponent can hold. Weights must still be weights.
+TEST(CpuFlashGradients, ScoresThatDisagreeWithLseGiveBoundedGradients) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const float scale : {1e4f, 1e6f, 1e9f, 1e30f, -1e30f}) {
@@ -344,7 +344,7 @@ TEST(CpuFlashGradients, ScoresThatLseDoesNotFit) {
   }
 }
 
-// A long time's work, which is stopped once it has begun. What did not look at the flag would hang.
+// Hours of work, stopped once begun. Code that did not check the flag would hang.
 void ExpectStops(const Attention& a, const Gradients& g) {
   StopFlag stop;
   std::thread runner([&] { CpuFlashGradients(a, g, &stop); });
@@ -367,7 +367,7 @@ TEST(CpuFlashGradients, EndsSoonAfterItsFlagIsSet) {
   ExpectStops(owned.attention, gradients.get());
 }
 
-// All heads are one, and add to one row of dBias: in one task.
+// All heads add to one row of dBias: a single task.
 TEST(CpuFlashGradients, EndsInTheMiddleOfASharedBias) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 2048, 500, 128, 128);
   spec.problem.has_bias = true;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// cpu_flash against the reference, once per instruction set that this machine has, and the promises
-// beside the numbers: bits that depend on the problem alone, and keys that cannot be felt unseen.
+// cpu_flash compared with the reference, for every instruction set of this machine, and its
+// guarantees besides accuracy: bits depend only on the problem, and unseen keys have no effect.
 
 #include "kernels/cpu/flash.h"
 
@@ -56,8 +56,8 @@ TEST(CpuFlash, RandomProblemsOnEveryTarget) {
   });
 }
 
-// The sweep above is only worth something if it meets every feature.
-TEST(CpuFlash, TheSweepMeetsEveryFeature) {
+// The sweep above proves something only if it covers every feature.
+TEST(CpuFlash, TheSweepCoversEveryFeature) {
   int packed = 0, bias = 0, bits = 0, alibi = 0, sinks = 0, softcap = 0, window = 0, causal = 0,
       top_left = 0;
   int q_lengths = 0, strided = 0, group5 = 0, dv = 0, empty = 0, all = 0;
@@ -103,8 +103,8 @@ TEST(CpuFlash, TheSweepMeetsEveryFeature) {
   }
 }
 
-// More than 16 bits count, dense and in pages.
-TEST(CpuFlash, ManySequences) {
+// More than 16 bits can count, dense and in pages.
+TEST(CpuFlash, ManySequencesAreRight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const ProblemSpec& spec : {MakeSpec(65537, 1, 1, 1, 3, 4, 2, DType::kFloat16),
@@ -115,7 +115,7 @@ TEST(CpuFlash, ManySequences) {
   }
 }
 
-// One key: O is V itself, so every 16-bit value crosses the kernel and must come out unharmed.
+// One key: O is V itself, so every 16-bit value must pass through the kernel unchanged.
 TEST(CpuFlash, EveryHalfAndBFloat16SurvivesOnEveryTarget) {
   ForEachTarget([] {
     for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
@@ -135,7 +135,7 @@ TEST(CpuFlash, EveryHalfAndBFloat16SurvivesOnEveryTarget) {
   });
 }
 
-TEST(CpuFlash, HardShapesInEveryDType) {
+TEST(CpuFlash, HardShapesAreRightInEveryDType) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const DType dtype : kDTypes) {
@@ -158,9 +158,9 @@ TEST(CpuFlash, HardShapesInEveryDType) {
   }
 }
 
-// Scores of 1e4 and beyond, with signs that make rows climb or fall: the running maximum moves at
-// every key tile.
-TEST(CpuFlash, RunningMaximumThatKeepsMoving) {
+// Scores of 1e4 and more, with signs that make them rise or fall along rows: the running maximum
+// changes at every key tile.
+TEST(CpuFlash, ARunningMaximumThatKeepsChangingIsRight) {
   for (const float step : {40.0f, -40.0f, 1e4f}) {
     ProblemSpec spec = MakeSpec(1, 1, 1, 20, 500, 4, 4);
     spec.problem.has_bias = true;
@@ -176,14 +176,14 @@ TEST(CpuFlash, RunningMaximumThatKeepsMoving) {
   }
 }
 
-TEST(CpuFlash, LongSequence) {
+TEST(CpuFlash, ALongSequenceIsRight) {
   ProblemSpec spec = MakeSpec(1, 2, 1, 3, 131072, 16, 16);
   OwnedAttention owned = MakeAttention(spec, FreshSeed());
   Flash(owned);
   ExpectAllRowsRight(owned);
 }
 
-TEST(CpuFlash, ExtremeScales) {
+TEST(CpuFlash, ExtremeScalesAreRight) {
   for (const float scale : {0.0f, 1e-30f, -1.0f, 5.0f, 1e30f, -1e30f}) {
     ProblemSpec spec = MakeSpec(1, 1, 1, 33, 65, 8, 8);
     spec.problem.scale = scale;
@@ -194,7 +194,7 @@ TEST(CpuFlash, ExtremeScales) {
   }
 }
 
-TEST(CpuFlash, RowsThatSeeNothing) {
+TEST(CpuFlash, RowsThatSeeNoKeyAreZero) {
   const auto expect_zero = [](const ProblemSpec& spec) {
     OwnedAttention owned = MakeAttention(spec, FreshSeed());
     Flash(owned);
@@ -222,7 +222,7 @@ TEST(CpuFlash, RowsThatSeeNothing) {
   }
 }
 
-TEST(CpuFlash, NothingToDo) {
+TEST(CpuFlash, EmptyProblemsAreDone) {
   CpuFlash({});
   EXPECT_TRUE(CpuFlashRunsInline({}));
   for (const ProblemSpec& spec : {MakeSpec(0, 2, 1, 5, 5, 8, 8), MakeSpec(2, 2, 1, 0, 5, 8, 8)}) {
@@ -232,7 +232,7 @@ TEST(CpuFlash, NothingToDo) {
   }
 }
 
-TEST(CpuFlash, KeysThatARowDoesNotSeeCannotBeFelt) {
+TEST(CpuFlash, UnseenKeysHaveNoEffect) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : kDTypes) {
     for (const float poison : {kNan, kInfinity, -kInfinity}) {
@@ -262,7 +262,7 @@ TEST(CpuFlash, KeysThatARowDoesNotSeeCannotBeFelt) {
   }
 }
 
-TEST(CpuFlash, KeysMaskedByBiasCannotBeFelt) {
+TEST(CpuFlash, KeysMaskedByBiasHaveNoEffect) {
   for (const float poison : {kNan, kInfinity}) {
     ProblemSpec spec = MakeSpec(1, 1, 1, 100, 130, 16, 16);
     spec.problem.has_bias = true;
@@ -277,7 +277,8 @@ TEST(CpuFlash, KeysMaskedByBiasCannotBeFelt) {
   }
 }
 
-// A weight that underflows to 0 is not a hidden key: its Inf must be felt, as IEEE says.
+// A key whose weight underflows to 0 is not hidden: its Inf must have the effect that IEEE
+// prescribes.
 TEST(CpuFlash, AnUnlikelyKeyIsStillSeen) {
   for (const auto& [poison, sink] :
        {std::pair{kNan, false}, {kInfinity, false}, {-kInfinity, true}}) {
@@ -286,7 +287,7 @@ TEST(CpuFlash, AnUnlikelyKeyIsStillSeen) {
     spec.problem.has_sinks = sink;
     spec.bias_per_query = false;
     OwnedAttention owned = MakeAttention(spec, FreshSeed());
-    if (sink) const_cast<float*>(owned.attention.sinks)[0] = 300;  // as all weights beside it
+    if (sink) const_cast<float*>(owned.attention.sinks)[0] = 300;  // as do all weights beside it
     float* bias = const_cast<float*>(static_cast<const float*>(owned.attention.bias.data));
     bias[33] = -500.0f;
     Set(owned.attention, owned.V(0, 0, 33, 4), poison);
@@ -326,7 +327,7 @@ TEST(CpuFlash, BitsDoNotDependOnNeighboursOrThreads) {
     one.execute([&] { alone.push_back(BitsAlone(&owned)); });
   }
   EXPECT_FALSE(CpuFlashRunsInline(batch));
-  // More threads than cores, so that they meet in every order.
+  // More threads than cores, so that they interleave in every order.
   const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, 5);
   for (const int threads : {1, 2, 5}) {
     for (OwnedAttention& owned : all) owned.ResetOutput();
@@ -339,8 +340,8 @@ TEST(CpuFlash, BitsDoNotDependOnNeighboursOrThreads) {
   }
 }
 
-// The same rows as part of a larger problem, where they share tiles with others. What is decoded
-// (decode.h) takes another path, and has such a test of its own.
+// The same rows as part of a larger problem, where they share tiles with others. Decoded rows
+// (decode.h) take another path, with a similar test of its own.
 TEST(CpuFlash, BitsOfARowDoNotDependOnTheRowsBesideIt) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a CPU kernel takes from the heap does not grow with its batch.
+// The heap memory of a CPU kernel does not grow with its batch.
 
 #include <gtest/gtest.h>
 
@@ -14,12 +14,12 @@
 namespace attend::test {
 namespace {
 
-// Scratch of a thread, tiles that are sorted together, partials of splits, and what TBB
-// makes when it is first used.
+// A thread's scratch, tiles that are sorted together, partial answers of splits, and TBB's own
+// allocations at its first use.
 constexpr int64_t kHeapBytesMax = int64_t{4} << 20;
 
-// A million tiles of one row: their list was 50 times as large as the message that asks for them.
-TEST(CpuMemoryTest, TilesAreNeverAllListed) {
+// A million tiles of one row: a list of all of them would be 50 times as large as the request.
+TEST(CpuMemoryTest, TilesAreNotAllListedAtOnce) {
   Problem p;
   p.batch = int64_t{1} << 18;
   p.heads_q = p.heads_kv = 4;
@@ -41,8 +41,8 @@ TEST(CpuMemoryTest, TilesAreNeverAllListed) {
   EXPECT_EQ(std::count(o.begin(), o.end(), 0.0f), static_cast<int64_t>(rows));
 }
 
-// Partials of all splits of all heads at once would be 35 MiB.
-TEST(CpuMemoryTest, PartialAnswersAreNeverAllKept) {
+// Partial answers of all splits of all heads together would take 35 MiB.
+TEST(CpuMemoryTest, PartialAnswersAreNotAllKeptAtOnce) {
   Attention a;
   Problem& p = a.problem;
   p.batch = 1;
@@ -56,7 +56,7 @@ TEST(CpuMemoryTest, PartialAnswersAreNeverAllKept) {
   const auto rows = static_cast<size_t>(p.heads_q);
   std::vector<float> q(rows, 1), o(rows, 5);
   a.q = {q.data(), 0, 1, 1};
-  a.k = a.v = {q.data(), 0, 0, 0};  // all keys are one
+  a.k = a.v = {q.data(), 0, 0, 0};  // all keys are the same one
   a.o = {o.data(), 0, 1, 1};
   const Attention* batch[] = {&a};
   const HeapWatch watch;
@@ -65,8 +65,8 @@ TEST(CpuMemoryTest, PartialAnswersAreNeverAllKept) {
   EXPECT_EQ(std::count(o.begin(), o.end(), 1.0f), static_cast<int64_t>(rows));
 }
 
-// More tiles than are listed at once, of several attentions: each is computed once and rightly.
-TEST(CpuMemoryTest, EveryTileIsComputed) {
+// More tiles than are listed at once, of several attentions: each is computed exactly once.
+TEST(CpuMemoryTest, EveryTileIsComputedOnce) {
   constexpr int64_t kBatch = 5000;
   std::vector<float> v(kBatch * 2), o(kBatch * 2 * 3, -1);
   for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i);

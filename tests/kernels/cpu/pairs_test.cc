@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Scores of bf16 as sums of pairs: what the machine's instruction does, and that rows which it
-// would not compute well enough go without it, and change no other row's bits.
+// Scores of bf16 as sums of pairs: the machine instruction's arithmetic, and that rows which it
+// would not compute accurately are computed without it, with no effect on other rows' bits.
 
 #include "kernels/cpu/flash_tile.h"
 #include "kernels/cpu/target_kind.h"
@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
 
-// False where there are no pairs. Adds the products of 16 pairs to `sums`.
+// False if there are no pairs. Adds the products of 16 pairs to `sums`.
 bool AddPairsOf(const uint16_t* a, const uint16_t* b, float* sums) {
   if (!kHavePairs) return false;
   const F32 d;
@@ -65,7 +65,7 @@ float Widened(uint16_t word) { return std::bit_cast<float>(uint32_t{word} << 16)
 
 float Flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0f, x) : x; }
 
-// The instruction's twin.
+// The instruction's model.
 float Twin(float sum, const uint16_t* a, const uint16_t* b) {
   sum = Flushed(sum);
   for (const int n : {1, 0}) {
@@ -135,14 +135,15 @@ void ExpectRight(const OwnedAttention& owned) {
   EXPECT_TRUE(report.ok) << report.detail;
 }
 
-// A row that needs subnormal numbers, fp32's range or IEEE's rules for Inf has them.
+// A row that needs subnormal numbers, fp32's range or IEEE's rules for Inf gets them.
 TEST(CpuPairs, RowsThatPairsWouldSpoilAreRight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   struct Values {
     float query, key;
   };
-  // Products of about 1 with a subnormal factor, of either; and Inf times such a one, which is Inf.
+  // Products of about 1 with a subnormal factor on either side; and Inf times a subnormal, which is
+  // Inf.
   for (const Values& values : {Values{0x1p-130f, 0x1p127f}, Values{0x1p127f, 0x1p-130f},
                                Values{0x1p59f, 0x1p-130f}, Values{kInfinity, 0x1p-130f},
                                Values{0x1p-130f, kInfinity}, Values{kNan, 1}, Values{1, kNan}}) {
@@ -159,7 +160,7 @@ TEST(CpuPairs, RowsThatPairsWouldSpoilAreRight) {
   }
 }
 
-TEST(CpuPairs, SubnormalKeysAndLargeScales) {
+TEST(CpuPairs, SubnormalKeysAndLargeScalesAreRight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   ForEachTarget([&] {
@@ -172,7 +173,7 @@ TEST(CpuPairs, SubnormalKeysAndLargeScales) {
   });
 }
 
-// On any number of threads, which cut the rows in other places.
+// On any number of threads, which cut the rows differently.
 TEST(CpuPairs, OtherRowsKeepTheirBits) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));

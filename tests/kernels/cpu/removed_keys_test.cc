@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The three promises about keys without weight (problem.h), of cpu_flash and the reference: bits
-// remove a key wholly, -inf of a bias hides its V, and a finite bias hides nothing.
+// The three guarantees about keys without weight (problem.h), for cpu_flash and the reference: bits
+// remove a key completely, a bias of -inf hides its V, and a finite bias hides nothing.
 
 #include <gtest/gtest.h>
 
@@ -81,7 +81,7 @@ std::vector<std::byte> Answer(OwnedAttention* owned,
   return owned->OutputBytes();
 }
 
-TEST(RemovedKeys, BitsRemoveThemWhollyOnEveryTarget) {
+TEST(RemovedKeys, BitsRemoveKeysCompletelyOnEveryTarget) {
   const uint64_t seed = FreshSeed();
   const auto count = static_cast<uint64_t>(300 * TestScale());
   ForEachTarget([&] {
@@ -101,8 +101,8 @@ TEST(RemovedKeys, BitsRemoveThemWhollyOnEveryTarget) {
   });
 }
 
-// Few rows against many keys.
-TEST(RemovedKeys, BitsRemoveThemFromDecodingOnEveryTarget) {
+// Few rows and many keys.
+TEST(RemovedKeys, BitsRemoveKeysFromDecodingOnEveryTarget) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   ForEachTarget([&] {
@@ -119,7 +119,7 @@ TEST(RemovedKeys, BitsRemoveThemFromDecodingOnEveryTarget) {
   });
 }
 
-TEST(RemovedKeys, BitsRemoveThemFromGradientsOnEveryTarget) {
+TEST(RemovedKeys, BitsRemoveKeysFromGradientsOnEveryTarget) {
   const uint64_t seed = FreshSeed();
   const auto count = static_cast<uint64_t>(200 * TestScale());
   ForEachTarget([&] {
@@ -145,7 +145,7 @@ TEST(RemovedKeys, BitsRemoveThemFromGradientsOnEveryTarget) {
   });
 }
 
-// Also where a slope is NaN, as the mask comes after it.
+// Also where a slope is NaN, as the mask is applied after it.
 TEST(RemovedKeys, RowsOfRemovedKeysSeeNone) {
   for (const int64_t rows : {2, 70}) {
     ProblemSpec spec = WithBits(MakeSpec(1, 1, 1, rows, 200, 16, 24));
@@ -174,7 +174,7 @@ TEST(RemovedKeys, RowsOfRemovedKeysSeeNone) {
   }
 }
 
-// A key of its own for each kind of score; V of all of them is NaN.
+// One key for each kind of score; V of all of them is NaN.
 struct Kind {
   const char* name;
   float bias;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What runs on the CPU ends soon after its stop flag is set, wherever it is. Each case is hours of
-// work, in little memory: all its keys are one row, by a stride of 0. So one that did not look at
-// the flag would hang, and no time is measured.
+// Work on the CPU ends soon after its stop flag is set, wherever it is. Each case is hours of work
+// in little memory: all its keys are the same one (stride 0). Code that did not check the flag
+// would hang, so no time is measured.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ struct Endless {
   int64_t dim;
 };
 
-// Until the process has computed for a while: nothing else in it does.
+// Waits until the process has computed for a while; nothing else runs in it.
 void WaitUntilComputing() {
   const std::clock_t begin = std::clock();
   while (std::clock() - begin < CLOCKS_PER_SEC / 50) {
@@ -50,7 +50,7 @@ class CpuStopTest : public ::testing::TestWithParam<Endless> {
   const uint64_t seed_ = FreshSeed();
 };
 
-TEST_P(CpuStopTest, WhatIsStoppedEndsAndItsCompanyIsUntouched) {
+TEST_P(CpuStopTest, AStoppedItemEndsAndItsBatchIsUnaffected) {
   const std::unique_ptr<Backend> backend = MakeCpuBackend(BackendOptions{.cpu_threads = 2});
   const std::unique_ptr<Lane> lane = std::move(backend->MakeLane(LaneOptions())).value();
   OwnedAttention endless = MakeEndless(GetParam(), seed_);

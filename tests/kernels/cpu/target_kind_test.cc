@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Targets that a later Highway has are the kind of machine that they are for.
+// Targets of later Highway versions are attributed to the right kind of machine.
 
 #include "kernels/cpu/target_kind.h"
 
@@ -13,7 +13,7 @@ namespace {
 
 #if HWY_ARCH_X86
 
-// As Highway 1.2 numbers them.
+// Numbered as in Highway 1.2.
 constexpr int64_t kAvx10 = int64_t{1} << 3;
 constexpr int64_t kSapphireRapids = int64_t{1} << 4;
 constexpr int64_t kZen4 = int64_t{1} << 6;
@@ -34,7 +34,7 @@ TEST(TargetKind, LaterTargetsOfX86HaveAvx512) {
 
 #else
 
-TEST(TargetKind, OtherProcessorsHaveNoneOfThem) {
+TEST(TargetKind, OtherProcessorsHaveNoX86Targets) {
   EXPECT_FALSE(ATTEND_IS_AVX512(HWY_STATIC_TARGET));
   EXPECT_FALSE(ATTEND_IS_AVX2_OR_LATER(HWY_STATIC_TARGET));
 }

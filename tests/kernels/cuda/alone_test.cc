@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A sequence's bits are those that it has alone: not the batch, nor a longer neighbour, nor another
-// session decides what its keys are added up in.
+// A sequence's bits are the same as alone: neither the batch, nor a longer neighbour, nor another
+// session changes the order in which its keys are added up.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ constexpr KernelId kFlashKernels[] = {KernelId::kCudaFlashFp32, KernelId::kCudaF
 constexpr std::pair<int64_t, int64_t> kDims[] = {{64, 64},   {40, 64},   {96, 96},  {128, 128},
                                                  {192, 192}, {192, 128}, {256, 256}};
 
-// Sequence b of `spec` as a problem of its own, over the same memory.
+// Sequence b of `spec` as a separate problem over the same memory.
 OwnedAttention Alone(const ProblemSpec& spec, uint64_t seed, int64_t b) {
   OwnedAttention alone = MakeAttention(spec, seed);
   Attention& a = alone.attention;
@@ -88,7 +88,7 @@ TEST(CudaAlone, TheBatchDoesNotChangeBits) {
   }
 }
 
-// Padded, packed and in pages: beside one that is longer than what may be thought of as short.
+// Padded, packed and in pages: beside a much longer sequence.
 TEST(CudaAlone, LongerNeighboursDoNotChangeBits) {
   const uint64_t seed = FreshSeed();
   constexpr std::pair<int64_t, int64_t> kLengths[] = {
@@ -114,7 +114,7 @@ TEST(CudaAlone, LongerNeighboursDoNotChangeBits) {
   }
 }
 
-// Why that is so: tiles among which the batch may choose add the same keys at a time.
+// The reason: tiles among which the batch may choose add the same number of keys at a time.
 TEST(CudaAlone, TilesOfAsManyKeysGiveTheSameBits) {
   const uint64_t seed = FreshSeed();
   for (const auto& [dim, dim_v] : kDims) {

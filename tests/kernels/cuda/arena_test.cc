@@ -53,7 +53,7 @@ int64_t LeastKeys(const OwnedAttention& owned) {
   return least;
 }
 
-TEST_F(CudaArenaTest, WhatIsAppendedIsReadWithTheSameBits) {
+TEST_F(CudaArenaTest, AppendedKeysAreReadWithTheSameBits) {
   const uint64_t seed = FreshSeed();
   uint64_t next = seed;
   for (int round = 0; round < static_cast<int>(12 * TestScale()) + 1; ++round) {
@@ -91,7 +91,7 @@ TEST_F(CudaArenaTest, WhatIsAppendedIsReadWithTheSameBits) {
   }
 }
 
-TEST_F(CudaArenaTest, CopiesBothWaysAndWithin) {
+TEST_F(CudaArenaTest, CopiesToFromAndWithinTheArena) {
   constexpr int64_t kBytes = 4096;
   const std::unique_ptr<DeviceArena> arena = *backend_->MakeArena(kBytes);
   EXPECT_FALSE(arena->on_host());
@@ -109,7 +109,7 @@ TEST_F(CudaArenaTest, CopiesBothWaysAndWithin) {
   EXPECT_EQ(got, sent);
 }
 
-TEST_F(CudaArenaTest, MemoryThatIsNotThereIsRefused) {
+TEST_F(CudaArenaTest, UnavailableMemoryIsRefused) {
   EXPECT_EQ(backend_->MakeArena(backend_->info().memory_bytes * 2).status().code(),
             Code::kResourceExhausted);
 }

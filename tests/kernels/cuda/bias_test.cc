@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Biases in the 16 bits of Q on the device: blocks of what padding is made of among others, every
-// broadcast, scores that fp32's units cannot hold, and what a launch refuses.
+// Biases in the 16 bits of Q on the device: blocks with typical padding, every broadcast, scores
+// that fp32's steps cannot represent, and refusals of a launch.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ constexpr double kCheckWork = 1e7;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The lowest finite number, as padding often is, and others that are far from the scores.
+// The lowest finite number, as in typical padding, and others that are far from the scores.
 float LowestOf(DType dtype) { return dtype == DType::kBFloat16 ? -3.3895314e38f : -65504.0f; }
 
 ProblemSpec WithBias(ProblemSpec spec, uint64_t seed) {
@@ -104,7 +104,7 @@ void Check(OwnedAttention* owned, const ProblemSpec& spec, KernelId kernel, uint
   EXPECT_TRUE(owned->GuardsIntact()) << Label(spec, kernel, -1, seed);
 }
 
-TEST(CudaBias, RandomBiases) {
+TEST(CudaBias, RandomBiasesAreRight) {
   const uint64_t first = FreshSeed();
   const auto count = static_cast<uint64_t>(500 * TestScale());
   uint64_t hopper = 0;
@@ -121,8 +121,8 @@ TEST(CudaBias, RandomBiases) {
   std::printf("cuda_flash_sm90 took %d of %d\n", static_cast<int>(hopper), static_cast<int>(count));
 }
 
-// Rows that see nothing but keys far below, or far above, are means all the same.
-TEST(CudaBias, RowsOfFarScoresAlone) {
+// Rows that see only keys far below, or far above, still have the mean.
+TEST(CudaBias, RowsWithOnlyFarScoresAreRight) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {64, 128}) {
     for (const float value : {-3e7f, -1e9f, -3.3895314e38f, 3e7f, 1e38f}) {
@@ -149,7 +149,7 @@ TEST(CudaBias, RowsOfFarScoresAlone) {
   }
 }
 
-// The same bias, said once for all rows and for each.
+// The same bias, given once for all rows and for each row.
 TEST(CudaBias, TheBroadcastDoesNotChangeBits) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {64, 128}) {
@@ -183,7 +183,7 @@ TEST(CudaBias, TheBroadcastDoesNotChangeBits) {
   }
 }
 
-// A bias of zeros is as none, to the last bit where tiles take as many keys without one.
+// A bias of zeros equals none, bit for bit where tiles hold as many keys without one.
 TEST(CudaBias, ZerosChangeNothing) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {104, 128}) {
@@ -230,7 +230,7 @@ TEST(CudaBias, ZerosChangeNothing) {
   }
 }
 
-TEST(CudaBias, WhatALaunchRefuses) {
+TEST(CudaBias, ALaunchRefusesUnsupportedBiases) {
   ProblemSpec spec = MakeSpec(1, 2, 1, 64, 128, 64, 64, DType::kBFloat16);
   spec.problem.has_bias = true;
   spec.bias_dtype = DType::kBFloat16;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What must not change a bit of an answer: where its memory lies, what is computed beside it, and
-// how often it is asked.
+// What must not change a bit of an answer: the location of its memory, other work beside it, and
+// repetition.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace attend::test {
 namespace {
 
 // The same sequences alone, together, elsewhere in memory and at another alignment, where the
-// kernel takes that: same bits. (alone_test.cc has batches whose variant is another.)
+// kernel supports that: same bits. (For batches that use another variant see alone_test.cc.)
 TEST(CudaBits, BatchAndPlaceDoNotChangeBits) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat32, DType::kFloat16}) {
@@ -149,8 +149,8 @@ TEST(CudaBits, PlaceAndNeighboursDoNotChangeBits) {
   }
 }
 
-// O of a chain of launches, each with the O of the one before as its Q, by each of `kernels` in
-// turn, waited for one by one or not at all: launches may begin before the one before has ended.
+// O of a chain of launches, each with the O of the previous one as its Q, by each of `kernels` in
+// turn, with or without waiting for each: a launch may begin before the previous one has ended.
 std::vector<char> Chain(const Attention& first, const std::vector<KernelId>& kernels, int64_t bytes,
                         bool wait) {
   const DeviceMemory places[] = {DeviceMemory(bytes), DeviceMemory(bytes)};
@@ -184,8 +184,8 @@ std::vector<char> Chain(const Attention& first, const std::vector<KernelId>& ker
   return last;
 }
 
-// Of one attention in the launch's parameter, with sinks, and with lengths that lie on the device.
-TEST(CudaBits, LaunchesInARowSeeWhatEarlierOnesWrote) {
+// One attention in the launch's parameter, with sinks, and with lengths on the device.
+TEST(CudaBits, LaunchesInARowSeeEarlierResults) {
   const uint64_t seed = FreshSeed();
   const std::vector<KernelId> chains[] = {
       {KernelId::kCudaFlashSm80},
@@ -223,7 +223,7 @@ TEST(CudaBits, LaunchesInARowSeeWhatEarlierOnesWrote) {
   }
 }
 
-// Host memory that copies are quick to reach.
+// Host memory that can be copied quickly.
 class PinnedMemory {
  public:
   explicit PinnedMemory(size_t bytes) {
@@ -239,7 +239,7 @@ class PinnedMemory {
   char* data_ = nullptr;
 };
 
-// Runs again and again, the output's memory overwritten before each.
+// Runs repeatedly, with the output's memory overwritten before each run.
 void Repeat(const ProblemSpec& spec, KernelId kernel, int config, int runs, uint64_t seed) {
   OwnedAttention owned = MakeAttention(spec, seed);
   if (!CanRun(owned.attention, kernel)) return;

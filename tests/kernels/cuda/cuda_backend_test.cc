@@ -22,7 +22,7 @@
 namespace attend::test {
 namespace {
 
-// Waits for one Done, and counts what comes after.
+// Waits for one Done, and counts further ones.
 class Waiter {
  public:
   Done MakeDone() {
@@ -79,7 +79,7 @@ class CudaBackendTest : public testing::Test {
   Waiter waiter_;
 };
 
-TEST_F(CudaBackendTest, InfoSaysWhatTheDeviceIs) {
+TEST_F(CudaBackendTest, InfoDescribesTheDevice) {
   const DeviceInfo& info = backend_->info();
   EXPECT_EQ(info.kind, DeviceKind::kCuda);
   EXPECT_EQ(info.name, "cuda:0");
@@ -91,7 +91,7 @@ TEST_F(CudaBackendTest, InfoSaysWhatTheDeviceIs) {
   EXPECT_LE(info.workspace_bytes_max, info.memory_bytes);
 }
 
-TEST_F(CudaBackendTest, BatchesOfAnythingAreAnswered) {
+TEST_F(CudaBackendTest, MixedBatchesAreAnswered) {
   const uint64_t seed = FreshSeed();
   std::unique_ptr<Lane> lane = MakeLane();
   uint64_t next = seed;
@@ -206,8 +206,9 @@ TEST_F(CudaBackendTest, MemoryIsCountedWhileLanesHoldIt) {
   EXPECT_EQ(backend_->memory_use().used_bytes, 0);
 }
 
-// The server keeps small requests away from what a lane cuts, and asks the backend what that is.
-TEST_F(CudaBackendTest, KnowsWhatItsLanesCut) {
+// The server keeps small requests away from those that a lane cuts, and asks the backend which they
+// are.
+TEST_F(CudaBackendTest, TellsWhichItemsItsLanesCut) {
   const std::unique_ptr<Lane> lane = MakeLane();
   ASSERT_NE(lane, nullptr);
   const ProblemSpec small = MakeSpec(2, 4, 2, 100, 100, 64, 64, DType::kFloat16);
@@ -249,7 +250,7 @@ TEST_F(CudaBackendTest, RefusalsHaveNoEffect) {
   item = Item(owned);
   item.attention.q.data = owned.output.data;
   refuse(item, Code::kInvalidArgument);
-  // The lane still works, and nobody was called for what was refused.
+  // The lane still works, and Done was not called for refused batches.
   item = Item(owned);
   ASSERT_TRUE(lane->Submit({&item, 1}, waiter_.MakeDone()).ok());
   EXPECT_TRUE(waiter_.Wait().statuses[0].ok());
@@ -257,8 +258,8 @@ TEST_F(CudaBackendTest, RefusalsHaveNoEffect) {
   EXPECT_EQ(waiter_.calls(), 1);
 }
 
-// Gaps of an output come back as zeros (or poison), not as what another request left there.
-TEST_F(CudaBackendTest, OutputGapsCarryNothing) {
+// Gaps of an output come back as zeros (or poison), not as another request's data.
+TEST_F(CudaBackendTest, OutputGapsContainNoOtherData) {
   std::unique_ptr<Lane> lane = MakeLane();
   ProblemSpec spec = MakeSpec(1, 2, 1, 30, 40, 64, 64);
   spec.layout = Layout::kStrided;
@@ -274,7 +275,7 @@ TEST_F(CudaBackendTest, OutputGapsCarryNothing) {
   }
 }
 
-TEST_F(CudaBackendTest, ALaneMayGoWhileItsBatchRuns) {
+TEST_F(CudaBackendTest, ALaneMayBeDestroyedWhileItsBatchRuns) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 4, 4, 1000, 4000, 128, 128), FreshSeed());
   const WorkItem item = Item(owned);
   for (int n = 0; n < 10; ++n) {
@@ -298,7 +299,7 @@ TEST_F(CudaBackendTest, HostBlocksAreAlignedAndRefusedWhenAbsurd) {
   const Result<void*> absurd = allocator.Allocate(int64_t{1} << 50);
   ASSERT_FALSE(absurd.ok());
   EXPECT_EQ(absurd.status().code(), Code::kResourceExhausted) << absurd.status().ToString();
-  // A refusal leaves no error behind for the next launch to be blamed for.
+  // A refusal leaves no error behind that the next launch would report.
   std::unique_ptr<Lane> lane = MakeLane();
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 8, 8, 32, 32), FreshSeed());
   const WorkItem item = Item(owned);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dropout on the GPU: every kernel drops the weights that the contract names, of whatever place in
-// a whole, forward and backward, and answers are what the reference makes of them.
+// Dropout on the GPU: every kernel drops the weights that the contract specifies, at any position
+// in a whole, forward and backward, and answers match the reference.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(CudaDropout, RandomProblems) {
   }
 }
 
-// What cuda_flash_sm90 takes is rare among random problems, and rows at multiples of 16 too.
+// Problems for cuda_flash_sm90 are rare among random problems, and so are rows at multiples of 16.
 TEST(CudaDropout, RandomAlignedProblems) {
   const uint64_t seed = FreshSeed();
   const auto count = static_cast<uint64_t>(400 * TestScale());
@@ -75,7 +75,7 @@ bool IsKept(OwnedAttention* owned, int64_t b, int64_t h, int64_t i, int64_t d) {
   return o > 0.0f;
 }
 
-// Scores of 0, and V that is the unit matrix on the keys from `first` on: row i of O says which of
+// Scores of 0, and V that is the unit matrix on the keys from `first` on: row i of O shows which of
 // them it keeps.
 void ExpectContractsMask(const ProblemSpec& spec, KernelId kernel, int64_t first) {
   OwnedAttention owned = MakeAttention(spec, 1);
@@ -110,7 +110,7 @@ void ExpectContractsMask(const ProblemSpec& spec, KernelId kernel, int64_t first
   }
 }
 
-TEST(CudaDropout, EveryKernelDropsWhatTheContractSays) {
+TEST(CudaDropout, EveryKernelDropsTheContractsWeights) {
   struct Case {
     int64_t dim, dim_v, row, key_offset;
     int32_t dropout;
@@ -136,7 +136,7 @@ TEST(CudaDropout, EveryKernelDropsWhatTheContractSays) {
   }
 }
 
-TEST(CudaDropout, HoppersKernelRefusesRowsBetweenTiles) {
+TEST(CudaDropout, HoppersKernelRefusesUnalignedRowOffsets) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 8, 8, 64, 64, DType::kFloat16);
   spec.problem.dropout = 1;
   OwnedAttention owned = MakeAttention(spec, FreshSeed());
@@ -149,7 +149,7 @@ TEST(CudaDropout, HoppersKernelRefusesRowsBetweenTiles) {
   EXPECT_NE(status.message().find("dropout.row is 8"), std::string::npos) << status.message();
 }
 
-TEST(CudaDropout, TensorCoresRefuseKeysBetweenTiles) {
+TEST(CudaDropout, TensorCoresRefuseUnalignedKeyOffsets) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 8, 8, 64, 64, DType::kFloat16);
   spec.problem.dropout = 1;
   bool any = false;
@@ -169,7 +169,7 @@ TEST(CudaDropout, TensorCoresRefuseKeysBetweenTiles) {
   if (!any) GTEST_SKIP() << "no Tensor Core kernel runs here";
 }
 
-// All parts in one launch, each with a place of its own.
+// All parts in one launch, each with its own offset.
 void CheckParts(const ProblemSpec& spec, KernelId kernel, const std::vector<AttentionSlice>& slices,
                 uint64_t seed) {
   OwnedAttention owned = MakeAttention(spec, seed);
@@ -194,7 +194,7 @@ void CheckParts(const ProblemSpec& spec, KernelId kernel, const std::vector<Atte
   EXPECT_TRUE(report.ok) << report.detail << "\n" << Label(spec, kernel, -1, seed);
 }
 
-TEST(CudaDropout, PartsOfAWholeDropWhatItDrops) {
+TEST(CudaDropout, PartsDropTheSameWeightsAsTheWhole) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
     for (const int64_t dim : {64, 128, 192}) {
@@ -218,7 +218,7 @@ TEST(CudaDropout, PartsOfAWholeDropWhatItDrops) {
 }
 
 // NaN reaches the rows that keep its key, and no others.
-TEST(CudaDropout, DroppedValuesAreNotTouched) {
+TEST(CudaDropout, ValuesOfDroppedWeightsHaveNoEffect) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
     for (const int64_t dim : {64, 128, 256}) {
@@ -241,9 +241,9 @@ TEST(CudaDropout, DroppedValuesAreNotTouched) {
   }
 }
 
-// Kept values are larger than those of V. What then leaves the dtype is infinite, as it should be,
-// and what does not is not made so.
-TEST(CudaDropout, LargestValues) {
+// Kept values are larger than those of V. Those that then leave the dtype are infinite, as they
+// should be, and the others stay finite.
+TEST(CudaDropout, TheLargestValuesOverflowOnlyWhereTheyMust) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
     for (const int32_t dropout : {1, 32768}) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels where 32 bits end: tensors whose parts lie far from one another, and very long
-// sequences.
+// The CUDA kernels beyond 32 bits: tensors whose parts are far apart, and very long sequences.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -130,7 +129,7 @@ void CheckFar(Far far, KernelId kernel, DType dtype, char* memory, uint64_t seed
 }
 
 // The same bits as from memory side by side.
-TEST(CudaFar, OffsetsBeyondThirtyTwoBits) {
+TEST(CudaFar, OffsetsBeyondThirtyTwoBitsAreRight) {
   const DeviceMemory memory(kFarBytes);
   if (memory.get() == nullptr) {
     GTEST_SKIP() << "needs " << kFarBytes << " bytes of device memory";
@@ -145,7 +144,7 @@ TEST(CudaFar, OffsetsBeyondThirtyTwoBits) {
   }
 }
 
-TEST(CudaFar, AHundredThousandKeys) {
+TEST(CudaFar, AHundredThousandKeysAreRight) {
   const uint64_t seed = FreshSeed();
   for (const int64_t right : {int64_t{-1}, int64_t{0}}) {
     ProblemSpec spec = MakeSpec(1, 1, 1, 131072, 131072, 128, 128);
@@ -162,8 +161,8 @@ TEST(CudaFar, AHundredThousandKeys) {
   }
 }
 
-// Few rows; every variant, those for long sequences among them. The last tile is no whole one.
-TEST(CudaFar, AHundredThousandKeysOnTensorCores) {
+// Few rows; every variant, including those for long sequences. The last tile is incomplete.
+TEST(CudaFar, AHundredThousandKeysOnTensorCoresAreRight) {
   const uint64_t seed = FreshSeed();
   constexpr int64_t kKeys = 131072 + 77;
   for (const int64_t dim : {64, 128, 256}) {

@@ -61,7 +61,7 @@ TEST(CudaGeneral, RandomProblems) {
   std::printf("cuda_flash_sm90 took %d of %d\n", static_cast<int>(hopper), static_cast<int>(count));
 }
 
-// Tiles enough for the kernel of many tiles, and rows that ALiBi leaves few keys.
+// Enough tiles for the kernel for many tiles, and rows to which ALiBi leaves few keys.
 TEST(CudaGeneral, ManyTiles) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {64, 128}) {
@@ -80,8 +80,8 @@ TEST(CudaGeneral, ManyTiles) {
   }
 }
 
-// Slopes by which scores leave what a tile can hold, or fp32, or are no numbers.
-TEST(CudaGeneral, SlopesOfAnySize) {
+// Slopes with which scores leave the range of a tile, or of fp32, or are NaN.
+TEST(CudaGeneral, SlopesOfAnySizeAreRight) {
   const uint64_t seed = FreshSeed();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const int64_t dim : {64, 128}) {
@@ -108,7 +108,7 @@ TEST(CudaGeneral, SlopesOfAnySize) {
 }
 
 // The row's diagonal is at the last key of a tile. Near keys have all of the weight there; ALiBi's
-// large terms for far keys of the tile must not round their scores.
+// large terms for far keys of the tile must not make their scores coarser.
 TEST(CudaGeneral, SteepSlopesDoNotRoundNearKeys) {
   const uint64_t seed = FreshSeed();
   constexpr float kSlopes[] = {0.3f, 0.7f, 1.3f, 3.3f, 7.7f, 17.9f, 41.3f, 97.1f};
@@ -134,8 +134,8 @@ TEST(CudaGeneral, SteepSlopesDoNotRoundNearKeys) {
   }
 }
 
-// O's rounding apart, float32 has the same answer.
-TEST(CudaGeneral, FloatsAreWhatIsRounded) {
+// Apart from O's rounding, float32 gives the same answer.
+TEST(CudaGeneral, FloatAnswersRoundToTheHalfAnswers) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {64, 100, 128}) {
     ProblemSpec spec = MakeSpec(2, 26, 13, 333, 520, dim, dim, DType::kFloat16);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Tensor Core kernels on the shapes that trip them: a grid of lengths (odd, one, empty, longer
-// on either side, several tiles) times head dims, with masks, groups and dtypes drawn for each.
+// The Tensor Core kernels on difficult shapes: a grid of lengths (odd, one, empty, longer on either
+// side, several tiles) times head dims, with masks, groups and dtypes drawn for each.
 
 #include <gtest/gtest.h>
 
@@ -81,7 +81,7 @@ ProblemSpec Draw(const Lengths& lengths, const HeadDims& dims, std::mt19937_64& 
   return spec;
 }
 
-TEST(CudaGrid, EveryLengthWithEveryHeadDim) {
+TEST(CudaGrid, EveryLengthWithEveryHeadDimIsRight) {
   const uint64_t seed = FreshSeed();
   std::mt19937_64 random(seed);
   for (const Lengths& lengths : kGrid) {
@@ -93,7 +93,7 @@ TEST(CudaGrid, EveryLengthWithEveryHeadDim) {
   }
 }
 
-TEST(CudaGrid, LogitsOfTenThousand) {
+TEST(CudaGrid, LogitsOfTenThousandAreRight) {
   const uint64_t seed = FreshSeed();
   for (const HeadDims& dims : kHeadDims) {
     for (const int64_t right : {-1, 0}) {
@@ -118,9 +118,9 @@ OwnedAttention MakeSlope(const ProblemSpec& spec, uint64_t seed, float from, flo
   return owned;
 }
 
-// What is subtracted in the exponent follows the largest score at any height: far below 0 and above
-// it, across it, rising and falling along the keys.
-TEST(CudaGrid, ScoresThatRiseAndFall) {
+// The base subtracted in the exponent follows the largest score at any height: far below 0 and
+// above it, across it, rising and falling along the keys.
+TEST(CudaGrid, ScoresThatRiseAndFallAreRight) {
   const uint64_t seed = FreshSeed();
   const float slopes[][2] = {{-900, -100}, {-100, -900}, {-400, 400}, {400, -400},
                              {-8, 0},      {0, -8},      {100, 900},  {900, 100}};

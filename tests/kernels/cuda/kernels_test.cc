@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The CUDA kernels against double precision: every feature, shape and layout.
+// The CUDA kernels compared with double precision: every feature, shape and layout.
 
 #include <gtest/gtest.h>
 
@@ -25,12 +25,12 @@ void Check(const ProblemSpec& spec, KernelId kernel, int config, uint64_t seed) 
   ASSERT_TRUE(status.ok()) << status.ToString();
 }
 
-TEST(CudaKernels, RandomSweep) {
+TEST(CudaKernels, RandomProblemsAreRight) {
   const uint64_t first = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(800 * TestScale()); ++n) {
     const ProblemSpec spec = RandomSpec(first + n);
     for (const KernelId kernel : kCudaKernels) {
-      // Of the problem as it is made: packed lengths decide how long the longest sequence is.
+      // For the problem as made: packed lengths decide how long the longest sequence is.
       const OwnedAttention owned = MakeAttention(spec, first + n);
       const std::vector<int> configs = Configs(owned.attention.problem, kernel);
       if (configs.empty()) continue;
@@ -39,7 +39,7 @@ TEST(CudaKernels, RandomSweep) {
   }
 }
 
-TEST(CudaKernels, EveryHeadDim) {
+TEST(CudaKernels, EveryHeadDimIsRight) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {1,  2,  3,  4,  5,   7,   8,   15,  16,  31,  32,  33,  63, 64,
                             65, 80, 95, 96, 100, 127, 128, 129, 160, 192, 224, 255, 256}) {
@@ -109,7 +109,7 @@ TEST(CudaKernels, AConfigThatDoesNotExistIsRefused) {
 
 enum class Spoil { kNan, kInfinities, kOneInfinity };
 
-// Makes a key's row of K, and but for kOneInfinity its row of V, not finite.
+// Makes a key's row of K, and except for kOneInfinity its row of V, non-finite.
 void SpoilKey(OwnedAttention* owned, int64_t key, Spoil spoil) {
   const Attention& a = owned->attention;
   const float inf = std::numeric_limits<float>::infinity();
@@ -124,7 +124,7 @@ void SpoilKey(OwnedAttention* owned, int64_t key, Spoil spoil) {
   }
 }
 
-// A bad key reaches the rows that see it as IEEE says, and not one bit of those that don't.
+// A bad key affects the rows that see it as IEEE prescribes, and not one bit of the others.
 void CheckBadKeys(const ProblemSpec& spec, KernelId kernel, int config, uint64_t seed) {
   const int64_t length = spec.problem.len_k;
   const int64_t dim = spec.problem.dim;
@@ -139,8 +139,8 @@ void CheckBadKeys(const ProblemSpec& spec, KernelId kernel, int config, uint64_t
       const std::string label = " key " + std::to_string(key) + " spoil " +
                                 std::to_string(static_cast<int>(spoil)) + " " +
                                 Label(spec, kernel, config, seed);
-      // cuda_flash_sm90 computes rows beside one with NaN in V again (redo_rows.cuh): as well, but
-      // in another order.
+      // cuda_flash_sm90 recomputes rows beside one with NaN in V (redo_rows.cuh): as accurately,
+      // but in another order.
       if (kernel != KernelId::kCudaFlashSm90) {
         EXPECT_TRUE(SameBits(Rows(clean, 0, key), Rows(dirty, 0, key))) << label;
       }

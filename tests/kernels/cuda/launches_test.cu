@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Launches that begin before the one before them has ended (hopper.cuh): what they read after the
-// wait is what that one wrote last.
+// Launches that begin before the previous one has ended (hopper.cuh): after the wait they read what
+// that launch wrote last.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -24,9 +24,9 @@ class CudaLaunches : public HopperTest {};
 constexpr int kBlocks = 8;
 constexpr int kLaunches = 300;
 
-// Lets the next launch begin, takes its time, and only then writes what the next one reads: block b
-// adds 1 to what its neighbour wrote in the launch before. Only thread 0 waits; the others learn of
-// it from a barrier, as in cuda_flash_sm90.
+// Lets the next launch begin, takes its time, and only then writes the data that the next one
+// reads: block b adds 1 to the value that its neighbour wrote in the previous launch. Only thread 0
+// waits; the others are released by a barrier, as in cuda_flash_sm90.
 __global__ void AddToNeighbours(const uint32_t* before, uint32_t* after) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   if (threadIdx.x == 0) {
@@ -41,7 +41,7 @@ __global__ void AddToNeighbours(const uint32_t* before, uint32_t* after) {
 #endif
 }
 
-TEST_F(CudaLaunches, SeeWhatEarlierOnesWrote) {
+TEST_F(CudaLaunches, SeeEarlierLaunchesResults) {
   OnDevice<uint32_t> even(std::vector<uint32_t>(kBlocks, 0));
   OnDevice<uint32_t> odd(std::vector<uint32_t>(kBlocks, 0xdeadbeef));
   cudaLaunchAttribute early = {};

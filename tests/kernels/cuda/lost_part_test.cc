@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens when the device's context is lost while parts of a large item follow each other.
-// Alone in its process: nothing on the GPU works there afterwards.
+// Loss of the device's context while parts of a large item follow each other. Needs its own
+// process: nothing works on the GPU afterwards.
 
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ TEST(CudaLost, AllPartsEndAndLaterBatchesAreRefused) {
   ProblemSpec spec = MakeSpec(12, 1, 1, 8, 8, 64, 64);
   spec.q_lengths = spec.kv_lengths = std::vector<int64_t>(12, 8);
   OwnedAttention owned = MakeAttention(spec, FreshSeed());
-  // A length that no validation let through: rows far outside of any memory, in the second part.
+  // A length that no validation would accept: rows far outside any memory, in the second part.
   const_cast<int64_t*>(owned.attention.kv_lengths)[1] = int64_t{1} << 30;
   const PinnedAttention pinned(&owned, &(*harness)->pinned());
   const Result<Selection> selection = (*harness)->Choose(owned.attention);

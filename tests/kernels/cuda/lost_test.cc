@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens when the device's context is lost. Alone in its process: nothing on the GPU works
-// there afterwards.
+// Loss of the device's context. Needs its own process: nothing works on the GPU afterwards.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +24,7 @@ TEST(CudaLost, EveryBatchEndsAndLaterOnesAreRefused) {
   spec.q_lengths = {8};
   spec.kv_lengths = {8};
   OwnedAttention owned = MakeAttention(spec, FreshSeed());
-  // Offsets that no validation let through: rows far outside of any memory.
+  // Offsets that no validation would accept: rows far outside any memory.
   auto* offsets = const_cast<int64_t*>(owned.attention.q_offsets);
   offsets[0] = int64_t{1} << 40;
   offsets[1] = offsets[0] + 8;

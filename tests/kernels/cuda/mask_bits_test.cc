@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Masks of bits on the device: tiles of keys that are hidden or seen as a whole among others, every
-// broadcast and alignment, and removed keys that reach nothing.
+// Masks of bits on the device: tiles of keys that are hidden or seen completely, every broadcast
+// and alignment, and removed keys that have no effect.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ ProblemSpec WithBits(ProblemSpec spec, uint64_t seed) {
   return spec;
 }
 
-// The problem's own rows and keys that a broadcast dimension of the mask has.
+// The numbers of rows and keys in a mask with broadcast dimensions.
 struct MaskShape {
   int64_t batch, heads, rows;
 };
@@ -108,7 +108,7 @@ void Check(OwnedAttention* owned, const ProblemSpec& spec, KernelId kernel, uint
   EXPECT_TRUE(owned->GuardsIntact()) << Label(spec, kernel, -1, seed);
 }
 
-TEST(CudaMaskBits, RandomMasks) {
+TEST(CudaMaskBits, RandomMasksAreRight) {
   const uint64_t first = FreshSeed();
   const auto count = static_cast<uint64_t>(500 * TestScale());
   uint64_t hopper = 0;
@@ -128,7 +128,7 @@ TEST(CudaMaskBits, RandomMasks) {
 }
 
 // More tiles of keys than are looked at together, with rows that see one key each.
-TEST(CudaMaskBits, FewKeysAmongMany) {
+TEST(CudaMaskBits, FewSeenKeysAmongManyAreRight) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {64, 128}) {
     for (const int64_t keys : {5000, 5120, 5013}) {
@@ -149,8 +149,8 @@ TEST(CudaMaskBits, FewKeysAmongMany) {
   }
 }
 
-// A mask that fills an allocation of its own, which compute-sanitizer then knows the end of.
-TEST(CudaMaskBits, TheMaskEndsWithItsMemory) {
+// A mask that fills an allocation of its own, whose end compute-sanitizer then knows.
+TEST(CudaMaskBits, TheMaskIsNotReadBeyondItsMemory) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {64, 128}) {
     for (const int64_t keys : {125, 1000, 1013, 1016, 4090}) {
@@ -186,7 +186,7 @@ TEST(CudaMaskBits, TheMaskEndsWithItsMemory) {
   }
 }
 
-// The same mask, said once for all rows and for each.
+// The same mask, given once for all rows and for each row.
 TEST(CudaMaskBits, TheBroadcastDoesNotChangeBits) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {64, 128}) {

@@ -26,7 +26,7 @@ constexpr Leeway kLeeway = {.vanishing_weights = true};
 
 void CheckPatterns(const ProblemSpec& spec, uint64_t seed, size_t turn) {
   for (const KernelId kernel : kCudaKernels) {
-    // Of the problem as it is made: packed lengths decide how long the longest sequence is.
+    // For the problem as made: packed lengths decide how long the longest sequence is.
     OwnedAttention owned = MakeAttention(spec, seed);
     const std::vector<int> configs = Configs(owned.attention.problem, kernel);
     if (configs.empty() || !CanRun(owned.attention, kernel)) continue;
@@ -40,7 +40,7 @@ void CheckPatterns(const ProblemSpec& spec, uint64_t seed, size_t turn) {
   }
 }
 
-TEST(CudaPatterns, RandomBits) {
+TEST(CudaPatterns, RandomBitsAreRight) {
   const uint64_t first = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(40 * TestScale()); ++n) {
     ASSERT_NO_FATAL_FAILURE(CheckPatterns(BitPatternSpec(first + n, 3e5), first + n, n));
@@ -48,8 +48,8 @@ TEST(CudaPatterns, RandomBits) {
   }
 }
 
-// O and LSE of every row must be those of keys that all have the score `score`, but for those that
-// have next to no weight beside them.
+// O and LSE of every row must be those of keys that all have the score `score`, except keys with
+// negligible weight.
 void ExpectMeans(OwnedAttention* owned, int64_t begin, int64_t end, double score,
                  const std::string& label) {
   const Attention& a = owned->attention;
@@ -68,9 +68,9 @@ void ExpectMeans(OwnedAttention* owned, int64_t begin, int64_t end, double score
   }
 }
 
-// Rows whose keys are masked by a bias from the first on, up to all of them: the others alone
-// count, or all alike.
-TEST(CudaPatterns, FiniteMasks) {
+// Rows whose keys are masked by a bias from the first on, up to all of them: only the others count,
+// or all alike.
+TEST(CudaPatterns, FiniteMasksHideNothing) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     for (const float mask : kMasks) {
@@ -90,7 +90,7 @@ TEST(CudaPatterns, FiniteMasks) {
                 std::fill_n(bias, pad + visible, 0.0f);
                 std::fill_n(bias + (left ? 0 : visible), pad, mask);
                 ASSERT_TRUE(RunOnDevice(&owned, kernel, config).ok());
-                // Either the masked keys count or the others: whose score is the larger.
+                // Either the masked keys count or the others: those with the larger score.
                 const bool masked = visible == 0 || mask > 0;
                 const int64_t begin = masked ? (left ? 0 : visible) : (left ? pad : 0);
                 ASSERT_NO_FATAL_FAILURE(ExpectMeans(&owned, begin, begin + (masked ? pad : visible),
@@ -107,8 +107,8 @@ TEST(CudaPatterns, FiniteMasks) {
   }
 }
 
-// Weights are rounded by themselves, their sum is not: the mean of the largest values must not
-// leave the dtype.
+// Weights are rounded one by one, their sum is not: the mean of the largest values must not leave
+// the dtype.
 TEST(CudaPatterns, LargestValuesStayFinite) {
   const uint64_t seed = FreshSeed();
   constexpr std::pair<DType, float> kLargest[] = {
@@ -140,8 +140,8 @@ TEST(CudaPatterns, LargestValuesStayFinite) {
 }
 
 // Values near the end of the range and of either sign, under scores that rise and masks that hide,
-// with terms and without: what is added up on the way must leave the range nowhere. Beside them a
-// column of ordinary values, and one that holds an Inf that half of the rows do not see.
+// with and without other terms: partial sums must never leave the range. Beside them a column of
+// ordinary values, and one with an Inf that half of the rows do not see.
 TEST(CudaPatterns, SumsOfLargeValuesStayFinite) {
   const uint64_t first = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(20 * TestScale()); ++n) {
@@ -178,8 +178,8 @@ TEST(CudaPatterns, SumsOfLargeValuesStayFinite) {
   }
 }
 
-// What a row does not see turns its Inf to NaN nowhere: a column of V that is Inf throughout, seen
-// by all rows in part.
+// Unseen keys never turn Inf into NaN: a column of V that is Inf throughout, of which every row
+// sees a part.
 TEST(CudaPatterns, InfinityInValuesStaysInfinity) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
@@ -204,8 +204,8 @@ TEST(CudaPatterns, InfinityInValuesStaysInfinity) {
   }
 }
 
-// O is NaN where a sink is, or has no bound, and LSE what the sink makes it.
-TEST(CudaPatterns, SinksThatAreNotFinite) {
+// O is NaN if a sink is NaN or +Inf, and LSE follows from the sink.
+TEST(CudaPatterns, NonFiniteSinksReachTheAnswer) {
   const uint64_t seed = FreshSeed();
   for (const float sink : {std::numeric_limits<float>::quiet_NaN(), -kMost, kMost,
                            std::numeric_limits<float>::infinity()}) {
@@ -226,8 +226,8 @@ TEST(CudaPatterns, SinksThatAreNotFinite) {
   }
 }
 
-// The same without a bias: what large elements of Q and K make of scores.
-TEST(CudaPatterns, LargeScores) {
+// The same without a bias: scores from large elements of Q and K.
+TEST(CudaPatterns, LargeScoresAreRight) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     for (const int64_t dim : {64, 96, 128, 192, 256}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The ragged launch: a problem's bits do not depend on what is launched beside it.
+// The ragged launch: a problem's bits do not depend on the other problems of the launch.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 namespace attend::test {
 namespace {
 
-// One problem on the device, and the bytes that it gives alone.
+// One problem on the device, and its bytes when computed alone.
 struct Known {
   ProblemSpec spec;
   KernelId kernel;
@@ -116,8 +116,8 @@ struct Listed {
   }
 };
 
-// The tensor maps of a list lie where those of the launch before lay, which may end as it begins.
-TEST(CudaRagged, OIsStoredWhereThisLaunchWantsIt) {
+// The tensor maps of a list are where those of the previous launch were, which may still be ending.
+TEST(CudaRagged, OIsStoredWhereThisLaunchNeedsIt) {
   const uint64_t seed = FreshSeed();
   std::vector<Listed> lists;
   for (const int64_t dim : {64, 96, 128}) lists.emplace_back(dim, seed);
@@ -149,7 +149,7 @@ TEST(CudaRagged, OIsStoredWhereThisLaunchWantsIt) {
   }
 }
 
-TEST(CudaRagged, TooSmallAWorkspaceIsRefused) {
+TEST(CudaRagged, AWorkspaceThatIsTooSmallIsRefused) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 8, 8, 8, 8), FreshSeed());
   const cuda::LaunchItem item{KernelId::kCudaFlashFp32, owned.attention};
   const Result<int64_t> bytes = cuda::BatchWorkspaceBytes({&item, 1});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Q, K and V that Hopper's copies cannot address are copied first: the answer has the bits of the
-// same values on 16-byte boundaries, and nothing beside it is written.
+// Q, K and V that Hopper's copy engine cannot address are copied first: the answer has the bits of
+// the same values on 16-byte boundaries, and nothing else is written.
 
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
@@ -40,7 +40,7 @@ ProblemSpec SpecOf(uint64_t seed) {
   return spec;
 }
 
-// Q, K and V of an attention on the device once more, with rows on 16-byte boundaries.
+// A second copy of an attention's Q, K and V on the device, with rows on 16-byte boundaries.
 class AlignedCopies {
  public:
   explicit AlignedCopies(const Attention& from) : attention(from), memory_(Bytes(from)) {
@@ -91,7 +91,7 @@ class AlignedCopies {
   DeviceMemory memory_;
 };
 
-// The output of `run` becomes that of `owned`.
+// Copies the output of `run` to that of `owned`.
 void FetchOutput(const DeviceRun& run, OwnedAttention* owned) {
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   ASSERT_EQ(cudaMemcpy(owned->output.data, run.output(), static_cast<size_t>(owned->output.bytes),
@@ -99,8 +99,8 @@ void FetchOutput(const DeviceRun& run, OwnedAttention* owned) {
             cudaSuccess);
 }
 
-// Runs a kernel on a problem where it lies, and on its aligned copies. False: it cannot run there,
-// or needs no copy.
+// Runs a kernel on a problem in place, and on its aligned copies. False: it cannot run there, or
+// needs no copy.
 bool Compare(const ProblemSpec& spec, uint64_t seed, KernelId kernel) {
   OwnedAttention owned = MakeAttention(spec, seed);
   if (cuda::RepackBytes(kernel, owned.attention) == 0) return false;
@@ -130,7 +130,7 @@ bool Compare(const ProblemSpec& spec, uint64_t seed, KernelId kernel) {
   return true;
 }
 
-TEST(CudaRepack, AnyPlaceHasTheBitsOfAlignedMemory) {
+TEST(CudaRepack, AnyAlignmentHasTheBitsOfAlignedMemory) {
   const uint64_t first = FreshSeed();
   const auto count = static_cast<uint64_t>(300 * TestScale());
   int compared = 0;
@@ -142,7 +142,7 @@ TEST(CudaRepack, AnyPlaceHasTheBitsOfAlignedMemory) {
   std::printf("%d compared\n", compared);
 }
 
-// A packed tensor has no stride between sequences: its rows alone say where each begins.
+// A packed tensor has no stride between sequences: only its rows tell where each begins.
 TEST(CudaRepack, PackedSequencesHaveTheBitsOfAlignedMemory) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {64, 96, 100, 256}) {
@@ -155,8 +155,8 @@ TEST(CudaRepack, PackedSequencesHaveTheBitsOfAlignedMemory) {
   }
 }
 
-// As the server lays them out, and what it is told that they take.
-TEST(CudaRepack, ContiguousTensorsNeedWhatTheirTraitsSay) {
+// As the server lays them out, and the workspace that it is told they need.
+TEST(CudaRepack, ContiguousTensorsNeedTheWorkspaceOfTheirTraits) {
   for (const bool packed : {false, true}) {
     for (const auto& [dim, dim_v] : {std::pair<int64_t, int64_t>{100, 100}, {100, 128}, {64, 3}}) {
       ProblemSpec spec = MakeSpec(2, 4, 2, 33, 50, dim, dim_v, DType::kFloat16);
@@ -173,7 +173,7 @@ TEST(CudaRepack, ContiguousTensorsNeedWhatTheirTraitsSay) {
   }
 }
 
-TEST(CudaRepack, WhereNoCopyHelpsNoneIsMade) {
+TEST(CudaRepack, NoCopyIsMadeIfItWouldNotHelp) {
   ProblemSpec spec = MakeSpec(2, 4, 2, 33, 50, 64, 64, DType::kFloat16);
   spec.misaligned_elements = 1;
   EXPECT_GT(cuda::TraitsOf(MakeAttention(spec, 1).attention).repack_bytes, 0);

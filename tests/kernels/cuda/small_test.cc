@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Every compiled variant of every CUDA kernel on small problems, with every kind of mask: about two
-// tiles of queries and two to three of keys. What tests/gpu/run gives to compute-sanitizer.
+// tiles of queries and two to three of keys. tests/gpu/run runs it under compute-sanitizer.
 
 #include <gtest/gtest.h>
 
@@ -96,7 +96,7 @@ void CheckVariants(KernelId kernel, Kind kind, const HeadDims& dims, DType dtype
   }
 }
 
-TEST(CudaSmall, EveryVariant) {
+TEST(CudaSmall, EveryVariantIsRight) {
   const uint64_t seed = FreshSeed();
   Thinning thinning(seed);
   uint64_t turn = seed;  // which kind comes first, and so survives thinning

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The smallest faults that are seen in the answers of the GPU's kernels.
+// The smallest faults that the check detects in answers of the GPU's kernels.
 
 #include "tests/kernels/support/smallest_faults.h"
 
@@ -38,7 +38,7 @@ const JudgedKernel kKernels[] = {KernelOf(KernelId::kCudaFlashFp32),
 
 class CudaSmallestFaults : public ::testing::TestWithParam<size_t> {};
 
-TEST_P(CudaSmallestFaults, AreThoseOfTheTable) { ExpectSmallestFault(GetParam(), kKernels); }
+TEST_P(CudaSmallestFaults, MatchTheTable) { ExpectSmallestFault(GetParam(), kKernels); }
 
 INSTANTIATE_TEST_SUITE_P(Faults, CudaSmallestFaults,
                          ::testing::Range(size_t{0}, CountSmallestFaults()),

@@ -96,6 +96,28 @@ TEST(CheckGradients, ASampleIsBoundedAndPasses) {
   EXPECT_EQ(least.rows_checked, 3) << "one of each gradient";
 }
 
+// A wrong LSE that came with the request is no fault of the answer, also where the sample of O and
+// LSE has missed it: the rows of dQ that are checked have their softmax computed whole.
+TEST(CheckGradients, AWrongLseBeyondTheSampleIsOfTheInputs) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  const Passes passes(MakeSpec(1, 2, 1, 40, 40, 16, 16), seed);
+  int blamed = 0;
+  for (const float off : {0.1f, -3.0f, std::numeric_limits<float>::quiet_NaN()}) {
+    for (int64_t i = 0; i < 40; ++i) {
+      float& lse = passes.owned.attention.lse[i];
+      const float right = std::exchange(lse, lse + off);
+      CpuFlashGradients(passes.owned.attention, passes.gradients.get());
+      const RowsReport report = passes.Check(9 * 4 * 40 * 192.0);  // four rows of each gradient
+      EXPECT_TRUE(report.ok || report.of_inputs || report.undecided)
+          << "row " << i << " off by " << off << ": " << report.detail;
+      blamed += report.of_inputs ? 1 : 0;
+      lse = right;
+    }
+  }
+  EXPECT_GT(blamed, 0);
+}
+
 ProblemSpec WithEverything() {
   ProblemSpec spec = MakeSpec(2, 4, 2, 21, 26, 16, 8);
   spec.problem.has_bias = spec.problem.has_sinks = true;

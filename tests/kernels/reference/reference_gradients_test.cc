@@ -365,7 +365,7 @@ TEST_F(ReferenceGradientsTest, RefusesWhatHasNoGradient) {
   EXPECT_EQ(Check(a, g).code(), Code::kInvalidArgument);
   a.problem.has_bias = true;
   a.bias.dtype = DType::kBit;
-  EXPECT_EQ(Check(a, g).message(), "d_bias is asked for, the bias is a mask of bits");
+  EXPECT_EQ(Check(a, g).message(), "d_bias is requested, but the bias is a mask of bits");
   a.bias.dtype = DType::kFloat32;
   EXPECT_TRUE(Check(a, g).ok());
   a.problem.has_bias = false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The smallest faults that are seen in the answers of the CPU's kernels.
+// The smallest faults that the check detects in answers of the CPU's kernels.
 
 #include "tests/kernels/support/smallest_faults.h"
 
@@ -34,13 +34,13 @@ bool ReferenceGradients(OwnedAttention* owned, OwnedGradients* gradients) {
   return true;
 }
 
-// Both are judged as kernels that round weights too.
+// Both are also checked as kernels that round weights.
 const JudgedKernel kKernels[] = {{true, true, Flash, FlashGradients},
                                  {true, true, Reference, ReferenceGradients}};
 
 class SmallestFaults : public ::testing::TestWithParam<size_t> {};
 
-TEST_P(SmallestFaults, AreThoseOfTheTable) { ExpectSmallestFault(GetParam(), kKernels); }
+TEST_P(SmallestFaults, MatchTheTable) { ExpectSmallestFault(GetParam(), kKernels); }
 
 INSTANTIATE_TEST_SUITE_P(Faults, SmallestFaults, ::testing::Range(size_t{0}, CountSmallestFaults()),
                          [](const auto& info) { return "Fault" + std::to_string(info.param); });

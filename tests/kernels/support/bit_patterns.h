@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Attentions whose inputs are bit patterns nobody would choose (NaN of any payload and sign, Inf,
-// subnormal numbers, the largest there are, masks of finite minima), and a judge who knows which
-// NaN and Inf IEEE arithmetic makes of them, whatever the order in which a kernel adds.
+// Attentions whose inputs are unusual bit patterns (NaN of any payload and sign, Inf, subnormal
+// numbers, the largest numbers, masks of finite minima), and a judge that knows which NaN and Inf
+// IEEE arithmetic makes of them, in any order of a kernel's additions.
 
 #pragma once
 
@@ -13,21 +13,22 @@
 
 namespace attend::test {
 
-// Turns some of the values of `owned` to such patterns, drawn from `seed`. Which inputs, how many
-// of their elements and which kinds of pattern is drawn too, so that rows of all fates are met.
+// Turns some of the values of `owned` into such patterns. Which inputs, how many of their elements
+// and which kinds of pattern are drawn from `seed` too, so that rows of all outcomes occur.
 void SpoilBits(OwnedAttention* owned, uint64_t seed);
 
-// Q, K and V become numbers of either sign and of any magnitude that the dtype has: most scores
-// overflow on their way, and sums cancel to nothing.
+// Q, K and V become numbers of either sign and of any magnitude in the dtype: most scores overflow
+// in between, and sums cancel to nothing.
 void SpreadMagnitudes(OwnedAttention* owned, uint64_t seed);
 
 // A spec like RandomSpec's, sometimes with a scale near an end of fp32's range.
 ProblemSpec BitPatternSpec(uint64_t seed, double work_max);
 
-// What a kernel leaves to its own order of arithmetic, beside what the reference says is its own.
+// Details that depend on a kernel's order of arithmetic, besides those that the reference leaves
+// open.
 struct Leeway {
-  // A weight may be too small for the kernel, and Inf times it NaN; and NaN or Inf in V may be felt
-  // by a row whose score for the key is -Inf by arithmetic.
+  // A weight may be too small for the kernel, and Inf times it NaN; and NaN or Inf in V may affect
+  // a row whose score for the key is computed to be -Inf.
   bool vanishing_weights = false;
 };
 

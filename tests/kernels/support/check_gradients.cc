@@ -24,7 +24,7 @@ double SumRoundings(int64_t terms) {
   return (2 + std::sqrt(static_cast<double>(terms)) / 2) * kRoundoff;
 }
 
-// And beside that where they are subnormal, so that roundings are not relative to them.
+// In addition, where they are subnormal, so that roundings are not relative to them.
 double SubnormalRoundings(int64_t terms) { return (1 + static_cast<double>(terms)) * 0x1p-150; }
 
 // Half a step between the dtype's subnormal numbers.
@@ -45,7 +45,7 @@ Elements Load(const ConstTensorView& t, DType dtype, int64_t dim, int64_t b, int
 
 }  // namespace
 
-// Of the header's quantities, those of a row.
+// The header's quantities of a row.
 struct GradientsJudge::Row {
   RowId id;
   Sequence sequence;
@@ -58,7 +58,7 @@ struct GradientsJudge::Row {
   double less_error = 0;
 };
 
-// And of one of its keys.
+// And those of one of its keys.
 struct GradientsJudge::Key {
   KeyGradient truth;
   Elements k;
@@ -151,7 +151,7 @@ std::vector<GradientsJudge::Key> GradientsJudge::KeysOf(const std::vector<KeyGra
   ScoreRounding rounding(p, row->q.data());
   const double sums = SumRoundings(p.dim_v) + SumRoundings(static_cast<int64_t>(truths.size()));
   std::vector<Key> keys(truths.size());
-  double moved = 0, delta_moved = 0;  // what is off in the sum of weights and in sum P dP
+  double moved = 0, delta_moved = 0;  // errors in the sum of weights and in sum P dP
   for (size_t n = 0; n < keys.size(); ++n) {
     Key& key = keys[n];
     key.truth = truths[n];
@@ -163,7 +163,7 @@ std::vector<GradientsJudge::Key> GradientsJudge::KeysOf(const std::vector<KeyGra
     key.score = score.value;
     key.score_error = score.error;
     const Elements v = Load(a_.v, p.dtype, p.dim_v, row->id.b, row->kv_head, at);
-    // What is dropped may be NaN.
+    // A dropped weight may be NaN.
     for (size_t d = 0; key.truth.kept != 0 && d < static_cast<size_t>(p.dim_v); ++d) {
       const double product = key.truth.kept * row->d_o[d] * v[d];
       key.d_weight += product;
@@ -258,7 +258,7 @@ void GradientsJudge::AddKey(const Row& row, const Key& key) {
 
 namespace {
 
-// Looks at one element after another of what was answered.
+// Visits the elements of the answer one by one.
 class Verdict {
  public:
   void See(const char* what, const JudgedTensor& truth, int64_t row, int64_t d, const void* data,

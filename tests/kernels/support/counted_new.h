@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// operator new of the whole test binary, counted and made to fail for one thread: what code takes
-// from the heap at most, and what becomes of it when the heap is empty. Linking counted_new.cc is
-// all it takes.
+// operator new of the whole test binary, counted and made to fail for one thread: how much code
+// allocates at most, and how it behaves when the heap is exhausted. Linking counted_new.cc is
+// enough.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace attend::test {
 
-// Heap bytes that the calling thread has taken and not given back since it was made, and the most
-// at any moment. Memory that another thread frees stays counted.
+// Heap bytes that the calling thread has allocated and not freed since construction, and their
+// maximum. Memory that another thread frees stays counted.
 class HeapWatch {
  public:
   HeapWatch();
@@ -29,7 +29,7 @@ class HeapFault {
   ~HeapFault();
   HeapFault(const HeapFault&) = delete;
   HeapFault& operator=(const HeapFault&) = delete;
-  // Whether it has come to the N-th one.
+  // Whether the N-th one has been reached.
   bool reached() const;
 };
 

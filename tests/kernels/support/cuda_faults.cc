@@ -13,7 +13,7 @@ std::atomic<const char*> wanted{nullptr};
 std::atomic<int64_t> left{0};
 std::atomic<cudaError_t> wanted_error{cudaSuccess};
 std::atomic<bool> met{false};
-// What cudaGetLastError then says, as after a call that CUDA refused.
+// Sets the error that cudaGetLastError then returns, as after a call that CUDA refused.
 thread_local cudaError_t last_error = cudaSuccess;
 
 bool Fails(const char* function) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests of hopper.cuh and wgmma.cuh share: where they run, and the host's model of tensors
-// and of a box in shared memory.
+// Shared by tests of hopper.cuh and wgmma.cuh: the device they run on, and the host's model of
+// tensors and of a box in shared memory.
 
 #pragma once
 
@@ -30,14 +30,14 @@ class HopperTest : public testing::Test {
   }
 };
 
-// Where element (row, col) of a box of 64 or 32 columns lies, in bytes: row after row, the 16-byte
-// chunks of each exchanged by the swizzle, which repeats after 8 rows.
+// Byte offset of element (row, col) in a box of 64 or 32 columns: row after row, with each row's
+// 16-byte chunks permuted by the swizzle, which repeats after 8 rows.
 __host__ __device__ inline int BoxOffset(int cols, int row, int col) {
   const int swizzle = cols == 64 ? row % 8 : row / 2 % 4;
   return 2 * cols * row + 16 * (col / 8 ^ swizzle) + 2 * (col % 8);
 }
 
-// What a launch asks for besides its boxes, so that they can begin on a 1024-byte boundary.
+// Extra shared memory of a launch, so that boxes can begin on a 1024-byte boundary.
 inline constexpr int kAlignmentBytes = 1024;
 
 __device__ __forceinline__ char* AlignedShared() {
@@ -46,7 +46,7 @@ __device__ __forceinline__ char* AlignedShared() {
          (kAlignmentBytes - SharedAddress(unaligned) % kAlignmentBytes) % kAlignmentBytes;
 }
 
-// All bits set: what nothing else writes. By all threads, who can then write on.
+// Sets all bits, which no other code writes. Called by all threads, which may write afterwards.
 __device__ __forceinline__ void FillShared(char* shared, int bytes) {
   for (int i = threadIdx.x; i < bytes / 16; i += blockDim.x) {
     reinterpret_cast<uint4*>(shared)[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
@@ -55,7 +55,7 @@ __device__ __forceinline__ void FillShared(char* shared, int bytes) {
   __syncthreads();
 }
 
-// Of a box's first element; any of them may lie outside the tensor.
+// Coordinates of a box's first element; any may be outside the tensor.
 struct Place {
   int col, row, h, b;
 };
@@ -88,7 +88,7 @@ struct Tensor {
   ConstTensorView View(const void* data) const { return {data, stride_b, stride_h, stride_l}; }
 };
 
-// What lies in shared memory when a box has been loaded.
+// The contents of shared memory after a box has been loaded.
 inline std::vector<uint16_t> ExpectedBox(const Tensor& tensor, const TensorBox& box,
                                          const Place& at) {
   const std::vector<uint16_t> elements = tensor.Elements();

@@ -71,7 +71,7 @@ bool CanRun(const Attention& attention, KernelId kernel);
 // Compiled variants of `kernel` that device 0 can run for this problem.
 std::vector<int> Configs(const Problem& problem, KernelId kernel);
 
-// What to say of a failure.
+// Text for a failure.
 std::string Label(const ProblemSpec& spec, KernelId kernel, int config, uint64_t seed);
 
 // Runs and checks the rows (a sample where all would cost more than `work`) and every guard. OK

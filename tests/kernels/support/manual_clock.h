@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A clock that stands still until a test moves it: however slow the machine, no upload idles that
-// the test does not mean. gRPC sees to the deadlines of calls by the true time all the same.
-// Thread-safe.
+// A clock that stands still until a test moves it: however slow the machine, an upload idles only
+// when the test wants it to. gRPC still enforces calls' deadlines in real time. Thread-safe.
 
 #pragma once
 
@@ -17,10 +16,10 @@ namespace attend::test {
 class ManualClock final : public Clock {
  public:
   TimePoint Now() const override { return TimePoint(Duration(now_.load())); }
-  // Nobody would wake the sleeper, so it only lets others run.
+  // The sleeper would never be woken, so it only yields.
   void SleepFor(Duration) const override { std::this_thread::yield(); }
-  // Advance does not know who waits, so this wakes again and again. It returns each time: a
-  // notification that came just then would be lost if it waited on.
+  // Advance does not know the waiting threads, so this wakes repeatedly. It returns each time: a
+  // notification that came just then would be lost if it kept waiting.
   bool WaitUntil(CondVar& changed, Mutex& mutex, TimePoint until) const override
       ATTEND_REQUIRES(mutex) {
     if (until == kNever) return Clock::WaitUntil(changed, mutex, until);
@@ -31,7 +30,7 @@ class ManualClock final : public Clock {
     return Now() < until;
   }
   void Advance(Duration by) { now_.fetch_add(by.count()); }
-  // Returns when somebody waits until a time.
+  // Returns when a thread waits until a time.
   void AwaitWaiter() const {
     for (const int64_t before = waits_; waits_ == before;) std::this_thread::yield();
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an OwnedAttention does with its memory.
+// Memory management of OwnedAttention.
 
 #include <algorithm>
 #include <cstring>

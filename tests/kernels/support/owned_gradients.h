@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the backward pass takes and gives beside an Attention, with memory of its own. dQ, dK, dV
-// and dO have the strides of Q, K, V and O. What must not be read holds NaN, and what must not be
-// written a pattern.
+// Inputs and outputs of the backward pass besides an Attention's, in their own memory. dQ, dK, dV
+// and dO have the strides of Q, K, V and O. Memory that must not be read holds NaN, and memory that
+// must not be written a pattern.
 
 #pragma once
 
@@ -16,8 +16,8 @@ namespace attend::test {
 
 class OwnedGradients {
  public:
-  // dO and dLSE drawn from `seed`; room for every gradient that there is, filled with NaN. The
-  // attention must stay, and is on the host.
+  // dO and dLSE drawn from `seed`; room for every possible gradient, filled with NaN. The attention
+  // must outlive this, and is on the host.
   OwnedGradients(const Attention& attention, uint64_t seed);
   OwnedGradients(OwnedGradients&&) = default;
 
@@ -30,7 +30,7 @@ class OwnedGradients {
   // Its memory, piece by piece, to be mirrored elsewhere.
   std::vector<std::vector<std::byte>>& blocks() { return blocks_; }
 
-  // False if anything beside the gradients' elements was written.
+  // False if anything but the gradients' elements was written.
   bool GuardsIntact() const;
 
  private:

@@ -18,7 +18,7 @@
 
 namespace attend::test {
 
-// How dense tensors lie in memory. Packed problems are LHD; kStrided then adds gaps.
+// How dense tensors are laid out in memory. Packed problems are LHD; kStrided then adds gaps.
 enum class Layout {
   kBHLD,
   kBLHD,
@@ -27,9 +27,9 @@ enum class Layout {
 
 // Which pages a sequence's keys are in, if they are in pages.
 enum class PageOrder {
-  kShuffled,    // its own, in no order
-  kDescending,  // its own, each right before the one that it follows
-  kShared,      // of the front half of the keys all sequences have the same ones
+  kShuffled,    // its own, in random order
+  kDescending,  // its own, each right before its predecessor
+  kShared,      // all sequences share those of the first half of the keys
 };
 
 struct ProblemSpec {
@@ -55,12 +55,12 @@ struct ProblemSpec {
 ProblemSpec MakeSpec(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t len_q, int64_t len_k,
                      int64_t dim, int64_t dim_v, DType dtype = DType::kFloat32);
 
-// Any combination of features, shapes and layouts, drawn from `seed`; small enough
-// (multiply-adds <= work_max) for every row to be checked in double.
+// Any combination of features, shapes and layouts, drawn from `seed`; small enough (multiply-adds
+// <= work_max) for every row to be checked in double.
 ProblemSpec RandomSpec(uint64_t seed, double work_max = 2e6);
 
-// RandomSpec's with what no request has but kernels are given: half of them are in pages, of every
-// order, and some are parts of longer sequences.
+// RandomSpec with features that kernels support but requests do not have: half of the problems are
+// in pages, of every order, and some are parts of longer sequences.
 ProblemSpec RandomKernelSpec(uint64_t seed, double work_max = 2e6);
 
 // The same with K and V in pages; nothing changes if it is packed. From the same seed it has the
@@ -70,7 +70,7 @@ ProblemSpec InPages(ProblemSpec spec, int64_t page_rows);
 // The same with dropout: of any rate, and with any seed and place in a whole, drawn from `seed`.
 ProblemSpec WithDropout(ProblemSpec spec, uint64_t seed);
 
-// Everything Describe says and what only the spec knows: the text of a failure.
+// Describe's text and the details that only the spec has, for failures.
 std::string Describe(const ProblemSpec& spec);
 
 struct AlignedFree {
@@ -108,11 +108,11 @@ struct OwnedAttention {
 // Memory for `spec` with values drawn from `seed`; output reset.
 OwnedAttention MakeAttention(const ProblemSpec& spec, uint64_t seed);
 
-// What one element of an input becomes: sets it to `value`, rounded to the problem's dtype.
+// Sets an element of an input to `value`, rounded to the problem's dtype.
 void Set(const Attention& attention, void* element, float value);
 float Get(const Attention& attention, const void* element);
 
-// A seed nobody chose, or ATTEND_TEST_SEED if set; print it on failure.
+// A random seed, or ATTEND_TEST_SEED if set; print it on failure.
 uint64_t FreshSeed();
 
 // 1, or ATTEND_TEST_SCALE: what sweep lengths are multiplied by (sanitizer builds use less).

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table of kernels/reference/smallest_faults.md: faults of the sizes that it has are seen in
-// the answers of each kernel, and much smaller ones are not.
+// The table of kernels/reference/smallest_faults.md: faults of the listed sizes are detected in the
+// answers of each kernel, and much smaller ones are not.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace attend::test {
 
-// A kernel whose answers are spoilt. Either pass says false where the kernel does not take it.
+// A kernel whose answers are spoilt. Either pass returns false if the kernel does not support it.
 struct JudgedKernel {
   bool unrounded;  // it is in the columns of kernels that keep weights in fp32
   bool rounded;    // and in those of kernels that round the weights of 16-bit problems
@@ -24,10 +24,10 @@ struct JudgedKernel {
 
 size_t CountSmallestFaults();
 
-// That a line of the table is true of each of the kernels.
+// Expects a line of the table to be true for each of the kernels.
 void ExpectSmallestFault(size_t line, std::span<const JudgedKernel> kernels);
 
-// Prints the table as it would be true of them.
+// Prints the table as it would be true for them.
 void PrintSmallestFaults(std::span<const JudgedKernel> kernels);
 
 }  // namespace attend::test

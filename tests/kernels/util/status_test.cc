@@ -29,7 +29,7 @@ TEST(Status, CarriesCodeAndMessage) {
   EXPECT_EQ(Internal("x").code(), Code::kInternal);
 }
 
-TEST(Status, CodesHaveTheirOwnNamesAndGrpcNumbers) {
+TEST(Status, CodesHaveUniqueNamesAndGrpcsNumbers) {
   std::set<std::string_view> names;
   constexpr Code kAll[] = {Code::kOk,
                            Code::kCancelled,
@@ -75,7 +75,7 @@ TEST(Result, HoldsValueOrStatus) {
   EXPECT_EQ(error.status().message(), "broken");
 }
 
-TEST(Result, MovesWhatCannotBeCopied) {
+TEST(Result, HoldsMoveOnlyValues) {
   Result<std::unique_ptr<int>> result(std::make_unique<int>(5));
   ASSERT_TRUE(result.ok());
   EXPECT_EQ(**result, 5);

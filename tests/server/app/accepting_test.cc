@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stop, resume and end from any threads, in any order: changes come one at a time, and nothing
-// resumes what has ended.
+// Stop, resume and end from several threads in any order: changes are made one at a time, and the
+// end cannot be undone.
 
 #include "server/app/accepting.h"
 
@@ -27,7 +27,7 @@ struct Server {
   }
 };
 
-TEST(AcceptingTest, AnOperatorStopsAndResumesUntilTheEnd) {
+TEST(AcceptingTest, AnOperatorCanStopAndResumeUntilTheEnd) {
   Server server;
   server.accepting.Stop();
   EXPECT_FALSE(server.accepts);
@@ -44,7 +44,7 @@ TEST(AcceptingTest, AnOperatorStopsAndResumesUntilTheEnd) {
   EXPECT_FALSE(server.accepts);
 }
 
-TEST(AcceptingTest, TheEndIsTheEndWhoeverElseChangesIt) {
+TEST(AcceptingTest, TheEndCannotBeUndoneByOtherThreads) {
   for (int round = 0; round < 10; ++round) {
     Server server;
     std::vector<std::thread> threads;

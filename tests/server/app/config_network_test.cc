@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the server listens: what needs TLS, and Unix sockets that are bound to a tenant.
+// Listening addresses: when TLS is required, and Unix sockets that are bound to a tenant.
 
 #include <gtest/gtest.h>
 
@@ -25,11 +25,11 @@ void ExpectRefused(const std::vector<std::string>& flags, const std::string& err
   EXPECT_EQ(refused.text.find('\n'), refused.text.size() - 1) << refused.text;
 }
 
-TEST(ConfigNetworkTest, TcpBeyondLoopbackIsTlsOrInsecure) {
+TEST(ConfigNetworkTest, TcpBeyondLoopbackNeedsTlsOrInsecure) {
   for (const std::string address : {"0.0.0.0:1", "[::]:1", "192.0.2.1:1", "[2001:db8::1]:1"}) {
     ExpectRefused({"--listen", address},
                   "--listen: " + address +
-                      " is beyond loopback, where it must be encrypted: give --tls-cert and "
+                      " is beyond loopback and must be encrypted: give --tls-cert and "
                       "--tls-key, or --insecure");
     EXPECT_EQ(ParseFlags({"--listen", address, "--insecure"}).outcome, ConfigOutcome::kRun);
     EXPECT_EQ(ParseFlags({"--listen", address, "--tls-cert", "c", "--tls-key", "k"}).outcome,
@@ -42,7 +42,7 @@ TEST(ConfigNetworkTest, TcpBeyondLoopbackIsTlsOrInsecure) {
   ExpectRefused({"--listen", "127.0.0.1:1,0.0.0.0:2"}, "0.0.0.0:2 is beyond loopback");
 }
 
-TEST(ConfigNetworkTest, TlsSettingsNeedEachOther) {
+TEST(ConfigNetworkTest, IncompleteTlsSettingsAreRefused) {
   ExpectRefused({"--tls-cert", "c"}, "--tls-cert: needs --tls-key");
   ExpectRefused({"--tls-key", "k"}, "--tls-key: needs --tls-cert");
   ExpectRefused({"--tls-client-ca", "a"}, "--tls-client-ca: needs --tls-cert and --tls-key");
@@ -55,14 +55,14 @@ TEST(ConfigNetworkTest, TlsSettingsNeedEachOther) {
   EXPECT_EQ(all.tls_client_cert, "require");
 }
 
-TEST(ConfigNetworkTest, WhoMayConnect) {
+TEST(ConfigNetworkTest, SocketModeGroupAndUsersRestrictConnections) {
   EXPECT_EQ(ParseFlags({"--socket-users", "7,root"}).config.socket_users,
             (std::vector<std::string>{"7", "root"}));
   EXPECT_EQ(ParseFlags({"--tls-client-cert", "allow"}).config.tls_client_cert, "allow");
   ExpectRefused({"--tls-client-cert", "ask"}, "\"ask\" must be one of require, allow");
 }
 
-TEST(ConfigNetworkTest, UnixSocketsMayBeBoundToATenant) {
+TEST(ConfigNetworkTest, AUnixSocketCanBeBoundToATenant) {
   const ParsedConfig bound =
       ParseFlags({"--tenant", "a=2", "--listen",
                   "unix:/x y?tenant=a,unix:/z,127.0.0.1:1,unix:/d?tenant=default"});
@@ -70,7 +70,7 @@ TEST(ConfigNetworkTest, UnixSocketsMayBeBoundToATenant) {
   const std::map<std::string, std::string, std::less<>> wanted = {{"unix:/x%20y", "a"},
                                                                   {"unix:/d", "default"}};
   EXPECT_EQ(TenantsOfPeers(bound.config), wanted);
-  ExpectRefused({"--listen", "unix:/x?tenant=b"}, "--tenant has no b");
+  ExpectRefused({"--listen", "unix:/x?tenant=b"}, "--tenant does not name b");
   for (const std::string bad :
        {"unix:", "unix:?tenant=a", "unix:/x?tenant=", "unix:/x?user=a", "unix:/x?users=a",
         "unix:/x?users=a&tenant=default", "unix:/x?tenant=default&users=",
@@ -81,7 +81,7 @@ TEST(ConfigNetworkTest, UnixSocketsMayBeBoundToATenant) {
   }
 }
 
-TEST(ConfigNetworkTest, ATenantsSocketMaySayWhoConnects) {
+TEST(ConfigNetworkTest, ATenantsSocketCanHaveItsOwnModeGroupAndUsers) {
   const Config config =
       ParseFlags({"--socket-users", "7", "--socket-mode", "0666", "--socket-group", "9"}).config;
   const UnixAddress own =
@@ -91,15 +91,15 @@ TEST(ConfigNetworkTest, ATenantsSocketMaySayWhoConnects) {
   const UnixAddress others = *UnixAddressOf("unix:/x?tenant=default", config);
   EXPECT_EQ(others.mode + others.group, "06669");
   EXPECT_EQ(others.users, std::vector<std::string>{"7"});
-  // A file is one's own as a whole.
+  // An address's own group or mode replaces the general ones as a whole.
   const UnixAddress group = *UnixAddressOf("unix:/x?tenant=default&group=web", config);
   EXPECT_EQ(group.mode + group.group, "web");
   const UnixAddress mode = *UnixAddressOf("unix:/x?tenant=default&mode=0660", config);
   EXPECT_EQ(mode.mode + mode.group, "0660");
 }
 
-// Or the users of one tenant's would be the other at its socket.
-TEST(ConfigNetworkTest, SeveralTenantsSocketsDoNotShareTheirUsers) {
+// Otherwise users of one tenant could act as the other tenant through its socket.
+TEST(ConfigNetworkTest, SocketsOfDifferentTenantsMustNotShareUsers) {
   const auto with = [](std::vector<std::string> flags, const std::string& a, const std::string& b) {
     flags.insert(flags.end(), {"--tenant", "a=1,b=1", "--listen",
                                "unix:/a?tenant=a" + a + ",unix:/b?tenant=b" + b + ",unix:/c"});
@@ -111,7 +111,7 @@ TEST(ConfigNetworkTest, SeveralTenantsSocketsDoNotShareTheirUsers) {
                                               {"--socket-users", "7", "--socket-mode", "0666"}}) {
     const ParsedConfig refused = with(all, "&users=8", "");
     EXPECT_EQ(refused.outcome, ConfigOutcome::kError);
-    EXPECT_NE(refused.text.find("unix:/b?tenant=b: there are sockets of several tenants"),
+    EXPECT_NE(refused.text.find("unix:/b?tenant=b: with sockets of several tenants, "),
               std::string::npos)
         << refused.text;
     EXPECT_EQ(with(all, "&users=8", "&users=9").outcome, ConfigOutcome::kRun);
@@ -125,7 +125,7 @@ TEST(ConfigNetworkTest, SeveralTenantsSocketsDoNotShareTheirUsers) {
             ConfigOutcome::kRun);
 }
 
-TEST(ConfigNetworkTest, MetricsBeyondLoopbackAskWhoReads) {
+TEST(ConfigNetworkTest, MetricsBeyondLoopbackNeedAuthentication) {
   const std::vector<std::string> beyond = {"--metrics-listen", "0.0.0.0:1"};
   const std::vector<std::string> tls = {"--tls-cert", "c", "--tls-key", "k"};
   const auto with = [&](const std::vector<std::string>& more, bool encrypted) {
@@ -137,8 +137,8 @@ TEST(ConfigNetworkTest, MetricsBeyondLoopbackAskWhoReads) {
   EXPECT_NE(with({"--metrics-auth", "a"}, false).text.find("must be encrypted"), std::string::npos);
   const ParsedConfig open = with({}, true);
   EXPECT_EQ(open.outcome, ConfigOutcome::kError);
-  EXPECT_NE(open.text.find("--metrics-listen: 0.0.0.0:1 is beyond loopback, where it must ask who "
-                           "reads: give --metrics-auth or --tokens, or --insecure"),
+  EXPECT_NE(open.text.find("--metrics-listen: 0.0.0.0:1 is beyond loopback and must authenticate "
+                           "readers: give --metrics-auth or --tokens, or --insecure"),
             std::string::npos)
       << open.text;
   EXPECT_EQ(MetricsAccessOf(with({"--metrics-auth", "a", "--tokens", "t"}, true).config).auth, "a");
@@ -148,7 +148,7 @@ TEST(ConfigNetworkTest, MetricsBeyondLoopbackAskWhoReads) {
   EXPECT_EQ(access.tls.cert + access.tls.key + access.auth, "ckt");
   EXPECT_FALSE(access.loopback_only);
   EXPECT_EQ(MetricsAccessOf(with({"--insecure"}, false).config).auth, "");
-  // At loopback, nothing of it is needed.
+  // On loopback none of this is needed.
   const MetricsAccess local = MetricsAccessOf(ParseFlags({"--tokens", "t"}).config);
   EXPECT_EQ(local.tls.cert + local.auth, "");
   EXPECT_TRUE(local.loopback_only);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Settings from flags, environment and file, through the function and through the binary.
+// Settings from flags, environment and file, tested through the function and through the binary.
 
 #include "server/app/config.h"
 
@@ -31,7 +31,7 @@ using test::ParseFlags;
 using test::Setting;
 using test::Settings;
 
-// An environment variable for the time of a test.
+// Sets an environment variable for the duration of a test.
 class ScopedEnv {
  public:
   ScopedEnv(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
@@ -54,7 +54,7 @@ std::string TemporaryFile(const std::string& content) {
   return path;
 }
 
-TEST(ConfigTest, DefaultsHoldWhenNothingIsSet) {
+TEST(ConfigTest, DefaultsApplyWhenNothingIsSet) {
   const ParsedConfig parsed = ParseFlags({});
   ASSERT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
   EXPECT_EQ(parsed.config.listen, std::vector<std::string>{"127.0.0.1:8001"});
@@ -66,7 +66,7 @@ TEST(ConfigTest, DefaultsHoldWhenNothingIsSet) {
   EXPECT_TRUE(parsed.config.allocator_tuning);
 }
 
-TEST(ConfigTest, EverySettingFromFlagEnvironmentAndFile) {
+TEST(ConfigTest, EverySettingIsReadFromFlagEnvironmentAndFile) {
   for (const Setting& setting : Settings()) {
     SCOPED_TRACE(setting.flag);
     EXPECT_FALSE(setting.holds(Config())) << "the test's value is the default";
@@ -95,7 +95,7 @@ TEST(ConfigTest, EverySettingFromFlagEnvironmentAndFile) {
   }
 }
 
-TEST(ConfigTest, BadValuesAreOneLineThatNamesTheFlag) {
+TEST(ConfigTest, ABadValueIsOneLineThatNamesTheFlag) {
   for (const Setting& setting : Settings()) {
     if (setting.bad.empty()) continue;
     SCOPED_TRACE(setting.flag);
@@ -107,7 +107,7 @@ TEST(ConfigTest, BadValuesAreOneLineThatNamesTheFlag) {
   }
 }
 
-TEST(ConfigTest, WhatClientsShowIsNotTheServers) {
+TEST(ConfigTest, TheClientsTlsVariablesAreIgnored) {
   const ScopedEnv cert("ATTEND_TLS_CERT", "/client.pem");
   const ScopedEnv key("ATTEND_TLS_KEY", "/client.key");
   const ParsedConfig parsed = ParseFlags({});
@@ -129,7 +129,7 @@ TEST(ConfigTest, FlagsWinOverFileOverEnvironment) {
   std::remove(path.c_str());
 }
 
-TEST(ConfigTest, Switches) {
+TEST(ConfigTest, SwitchesHaveDefaultsAndCanBeSet) {
   EXPECT_FALSE(ParseFlags({}).config.shared_memory);
   EXPECT_TRUE(ParseFlags({"--shared-memory"}).config.shared_memory);
   EXPECT_FALSE(ParseFlags({"--shared-memory"}).config.shared_memory_any_user);
@@ -147,7 +147,7 @@ TEST(ConfigTest, Switches) {
   EXPECT_FALSE(ParseFlags({}).config.allocator_tuning);
 }
 
-TEST(ConfigTest, Collectors) {
+TEST(ConfigTest, ABadCollectorAddressIsRefused) {
   for (const char* good : {"https://collector:4317", "h:1", "[::1]:4317", "unix:/run/otel"}) {
     EXPECT_EQ(ParseFlags({"--otlp-endpoint", good}).config.otlp_endpoint, good);
   }
@@ -181,18 +181,18 @@ TEST(ConfigTest, UnknownFlagsKeysAndFilesAreErrors) {
   const ParsedConfig parsed = ParseFlags({"--config", path});
   EXPECT_EQ(parsed.outcome, ConfigOutcome::kError);
   const std::string line = "attend-server: --config " + path +
-                           ": \"bogus\" is not the name of a setting (see attend-server --help)\n";
+                           ": \"bogus\" is not a setting (see attend-server --help)\n";
   EXPECT_EQ(parsed.text, line);
   const ScopedEnv env("ATTEND_CONFIG", path.c_str());
   EXPECT_EQ(ParseFlags({}).text, line);
   std::ofstream(path) << "max-queue = 1\n[limits]\nmax-queue = 2\n";
-  EXPECT_NE(ParseFlags({}).text.find("settings must not be in a section, and there is [limits]"),
+  EXPECT_NE(ParseFlags({}).text.find("settings must not be in a section such as [limits]"),
             std::string::npos)
       << ParseFlags({}).text;
   std::remove(path.c_str());
 }
 
-TEST(ConfigTest, TenantsOneByOneAndNoneTwice) {
+TEST(ConfigTest, TenantsAreListedOneByOneAndNotTwice) {
   const ParsedConfig parsed = ParseFlags({"--tenant", "a=2", "--tenant", "b=5"});
   ASSERT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
   EXPECT_EQ(parsed.config.tenants.weights(), (std::vector<int32_t>{1, 2, 5}));
@@ -204,7 +204,7 @@ TEST(ConfigTest, TenantsOneByOneAndNoneTwice) {
   }
 }
 
-TEST(ConfigTest, WithTokensDefaultHasTheWeightThatItIsGiven) {
+TEST(ConfigTest, WithTokensDefaultHasNoWeightUnlessGiven) {
   const auto weights = [](const char* tenants) {
     const ParsedConfig parsed = ParseFlags({"--tenant", tenants, "--tokens", "tokens"});
     EXPECT_EQ(parsed.outcome, ConfigOutcome::kRun) << parsed.text;
@@ -215,7 +215,7 @@ TEST(ConfigTest, WithTokensDefaultHasTheWeightThatItIsGiven) {
   EXPECT_EQ(ParseFlags({"--tokens", "tokens"}).config.tenants.weights(), std::vector<int32_t>{1});
 }
 
-TEST(ConfigTest, MessageMemoryHasRoomForSeveralMessages) {
+TEST(ConfigTest, MessageMemoryFitsSeveralMessages) {
   EXPECT_EQ(ParseFlags({"--message-memory-max", "0"}).config.message_memory_max_bytes, 0);
   const ParsedConfig few =
       ParseFlags({"--max-request-bytes", "1MiB", "--message-memory-max", "4MiB"});
@@ -227,18 +227,18 @@ TEST(ConfigTest, MessageMemoryHasRoomForSeveralMessages) {
       << less.text;
 }
 
-TEST(ConfigTest, MemoryIsWhatThereIs) {
+TEST(ConfigTest, MemoryDefaultsFollowTheHost) {
   EXPECT_EQ(DefaultMemoryBudget(int64_t{1} << 40), int64_t{4} << 30);
   EXPECT_EQ(DefaultMemoryBudget((int64_t{2} << 30) + 5), int64_t{512} << 20);
   const ParsedConfig small = ParseFlags({"--memory-budget", "8MiB", "--max-request-bytes", "4MiB"});
   EXPECT_EQ(small.config.message_memory_max_bytes, 16 << 20);
   const ParsedConfig much = ParseFlags({"--memory-budget", "1000TiB"});
   EXPECT_EQ(much.outcome, ConfigOutcome::kError);
-  EXPECT_NE(much.text.find("--memory-budget: 1000TiB is more than "), std::string::npos)
+  EXPECT_NE(much.text.find("--memory-budget: 1000TiB exceeds the memory of "), std::string::npos)
       << much.text;
 }
 
-TEST(HostMemoryTest, TheLowestBoundCounts) {
+TEST(HostMemoryTest, TheLowestBoundApplies) {
   const std::filesystem::path root =
       ::testing::TempDir() + "attend_memory_" + std::to_string(getpid());
   const auto write = [&root](const std::string& path, const std::string& text) {
@@ -261,7 +261,7 @@ TEST(HostMemoryTest, TheLowestBoundCounts) {
   std::filesystem::remove_all(root);
 }
 
-TEST(ConfigTest, DeviceLists) {
+TEST(ConfigTest, ABadDeviceListIsRefused) {
   for (const char* good : {"auto", "cpu", "cuda:all", "cuda:3", "cuda:0,cuda:2", "cpu,cuda:0"}) {
     EXPECT_EQ(ParseFlags({"--device", good}).outcome, ConfigOutcome::kRun) << good;
   }
@@ -287,7 +287,7 @@ TEST(ConfigTest, HelpExplainsEverySetting) {
   EXPECT_EQ(version.text, VersionText() + "\n");
 }
 
-TEST(ConfigTest, RemovedSettingsSayWhatStandsInTheirPlace) {
+TEST(ConfigTest, ARemovedSettingNamesItsReplacement) {
   const std::pair<const char*, const char*> gone[] = {
       {"--split-gflop", "a request runs on one GPU"},
       {"--grpc-memory-max", "--message-memory-max"},
@@ -301,7 +301,7 @@ TEST(ConfigTest, RemovedSettingsSayWhatStandsInTheirPlace) {
   }
 }
 
-TEST(ByteSizeTest, ReadsAndWrites) {
+TEST(ByteSizeTest, RoundTrips) {
   EXPECT_EQ(*ParseByteSize("0"), 0);
   EXPECT_EQ(*ParseByteSize("1b"), 1);
   EXPECT_EQ(*ParseByteSize("2k"), 2048);
@@ -317,7 +317,7 @@ TEST(ByteSizeTest, ReadsAndWrites) {
   EXPECT_EQ(FormatByteSize(65536), "64KiB");
 }
 
-// Runs the binary; its exit code, and what it wrote to `stream` (1 or 2).
+// Runs the binary. Returns its exit code and its output to `stream` (1 or 2).
 std::pair<int, std::string> RunBinary(const std::string& arguments, int stream) {
   const std::string redirect = stream == 1 ? " 2>/dev/null" : " 2>&1 >/dev/null";
   FILE* pipe = popen((std::string(ATTEND_SERVER_BINARY) + " " + arguments + redirect).c_str(), "r");
@@ -328,7 +328,7 @@ std::pair<int, std::string> RunBinary(const std::string& arguments, int stream) 
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text};
 }
 
-TEST(BinaryTest, ExitCodes) {
+TEST(BinaryTest, ExitCodesTellErrorsFromHelp) {
   EXPECT_EQ(RunBinary("--version", 1), std::pair(0, VersionText() + "\n"));
   EXPECT_EQ(RunBinary("--help", 1).first, 0);
   const auto [code, line] = RunBinary("--max-queue none", 2);

@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A machine with GPUs of which some cannot be used.
+// A machine some of whose GPUs cannot be used.
 class DevicesTest : public ::testing::Test {
  protected:
   static constexpr int kLanes = 3;
@@ -55,9 +55,10 @@ class DevicesTest : public ::testing::Test {
 
   Config config_;
   int gpus_ = 3;
-  int left_out_ = -1;                         // by NamesOf
+  int left_out_ = -1;                         // index in NamesOf
   std::map<std::string, Status> not_opened_;  // by name
-  std::map<std::string, int> no_lane_;        // the lane that has no memory, counted from 1
+  // the first lane for which memory runs out, counted from 1
+  std::map<std::string, int> no_lane_;
   std::vector<std::string> opened_;
 
  private:
@@ -91,7 +92,7 @@ TEST_F(DevicesTest, AutoTakesEveryGpu) {
 TEST_F(DevicesTest, AutoLeavesOutAGpuThatIsTooOld) {
   not_opened_["cuda:1"] = Unimplemented(kOld);
   EXPECT_THAT(NamesOf("auto"), ElementsAre("cuda:0", "cuda:2"));
-  EXPECT_THAT(log(), HasSubstr("device is left out"));
+  EXPECT_THAT(log(), HasSubstr("device left out"));
   EXPECT_THAT(log(), HasSubstr(kOld));
   EXPECT_THAT(log(), Not(HasSubstr("cuda:0")));
 }
@@ -109,12 +110,12 @@ TEST_F(DevicesTest, AutoLeavesOutAGpuWithoutMemoryForAllItsLanes) {
   EXPECT_THAT(log(), HasSubstr("making a lane on cuda:2: out of memory"));
 }
 
-TEST_F(DevicesTest, AutoTriesNoMoreLanesThanTheEngineMakes) {
+TEST_F(DevicesTest, AutoTestsOnlyAsManyLanesAsTheEngineCreates) {
   no_lane_["cuda:2"] = kLanes + 1;
   EXPECT_THAT(NamesOf("auto"), ElementsAre("cuda:0", "cuda:1", "cuda:2"));
 }
 
-TEST_F(DevicesTest, AutoServesOnTheCpuWhereNoGpuCanBeUsed) {
+TEST_F(DevicesTest, AutoFallsBackToTheCpuIfNoGpuIsUsable) {
   gpus_ = 2;
   not_opened_["cuda:0"] = Internal("opening cuda:0: no context");
   not_opened_["cuda:1"] = Unimplemented(kOld);
@@ -125,33 +126,33 @@ TEST_F(DevicesTest, AutoServesOnTheCpuWhereNoGpuCanBeUsed) {
   EXPECT_THAT(log(), HasSubstr("none of 2 GPUs can be used; serving on the CPU"));
 }
 
-TEST_F(DevicesTest, AutoServesOnTheCpuWithoutGpus) {
+TEST_F(DevicesTest, AutoFallsBackToTheCpuWithoutGpus) {
   gpus_ = 0;
   EXPECT_THAT(NamesOf("auto"), ElementsAre("cpu"));
   EXPECT_THAT(opened_, ElementsAre("cpu"));
   EXPECT_EQ(left_out_, 0);
-  EXPECT_THAT(log(), HasSubstr("no GPU: no CUDA device was found; serving on the CPU"));
+  EXPECT_THAT(log(), HasSubstr("no GPU found: no CUDA device was found; serving on the CPU"));
 }
 
-TEST_F(DevicesTest, AutoFailsWhereTheCpuCannotBeOpenedEither) {
+TEST_F(DevicesTest, AutoFailsIfTheCpuCannotBeOpenedEither) {
   gpus_ = 0;
   not_opened_["cpu"] = Internal("no threads");
   EXPECT_THAT(NamesOf("auto"), ElementsAre("no threads"));
 }
 
-TEST_F(DevicesTest, AllGpusMeansAll) {
+TEST_F(DevicesTest, AllGpusFailsIfOneIsUnusable) {
   EXPECT_THAT(NamesOf("cuda:all"), ElementsAre("cuda:0", "cuda:1", "cuda:2"));
   not_opened_["cuda:1"] = Unimplemented(kOld);
   const auto backends = Make("cuda:all");
   ASSERT_FALSE(backends.ok());
   EXPECT_EQ(backends.status().code(), Code::kUnimplemented);
   EXPECT_EQ(backends.status().message(),
-            std::string(kOld) + " (--device auto leaves out such GPUs)");
+            std::string(kOld) + " (--device auto leaves such GPUs out)");
   gpus_ = 0;
   EXPECT_THAT(NamesOf("cuda:all"), ElementsAre("device cuda:all: no CUDA device was found"));
 }
 
-TEST_F(DevicesTest, NamedDevicesAreOpenedInOrderOrRefused) {
+TEST_F(DevicesTest, NamedDevicesAreOpenedInOrderOrTheStartFails) {
   not_opened_["cuda:1"] = Unimplemented(kOld);
   EXPECT_THAT(NamesOf("cuda:2,cpu,cuda:0"), ElementsAre("cuda:2", "cpu", "cuda:0"));
   const auto backends = Make("cuda:0,cuda:1");

@@ -22,7 +22,7 @@ namespace {
 
 using test::TestServer;
 
-// Passes while somebody waits, and not otherwise; before the first time, `wait` is called.
+// Its time passes only while a thread sleeps. `wait` is called before the first sleep.
 class HastyClock final : public Clock {
  public:
   explicit HastyClock(std::function<void()> wait) : wait_(std::move(wait)) {}
@@ -40,9 +40,9 @@ class HastyClock final : public Clock {
   mutable std::atomic<Duration> passed_{Duration::zero()};
 };
 
-// One that cannot be stopped keeps the drain from its end. The others' lines are gathered for a
-// moment before they are written, and the process is about to go.
-TEST(DrainTest, WhatHasEndedHasItsLineWhenTheDrainGivesUp) {
+// A request that cannot be stopped keeps the drain from finishing. The lines of other requests are
+// batched for a moment before they are written, and the process is about to exit.
+TEST(DrainTest, EndedRequestsAreLoggedBeforeADrainGivesUp) {
   const test::TemporaryDirectory directory;
   const std::filesystem::path log = directory.path() / "access.log";
   std::thread running, stopped;

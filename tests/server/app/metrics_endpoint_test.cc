@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// /metrics under clients that say nothing, half of something, or too much.
+// /metrics with clients that send nothing, incomplete requests, or too much.
 
 #include "server/app/metrics_endpoint.h"
 
@@ -48,7 +48,7 @@ class MetricsEndpointTest : public ::testing::Test {
     send(client.get(), text.data(), text.size(), MSG_NOSIGNAL);
     return client;
   }
-  // All that comes until the end.
+  // Reads until the end.
   static std::string Read(const UniqueFd& client) {
     std::string text;
     char buffer[4096];
@@ -68,7 +68,7 @@ class MetricsEndpointTest : public ::testing::Test {
   std::unique_ptr<MetricsEndpoint> endpoint_;
 };
 
-TEST_F(MetricsEndpointTest, AnswersEachRequestForWhatItIs) {
+TEST_F(MetricsEndpointTest, AnswersEveryRequestWithTheRightStatus) {
   ASSERT_NE(endpoint_, nullptr);
   const std::string answer = Ask("GET /metrics?x=1 HTTP/1.1\r\nHost: a\r\n\r\n");
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 200 OK\r\n")) << answer;
@@ -84,7 +84,7 @@ TEST_F(MetricsEndpointTest, AnswersEachRequestForWhatItIs) {
   EXPECT_TRUE(Ask("\r\n\r\n").starts_with("HTTP/1.1 405 "));
 }
 
-TEST_F(MetricsEndpointTest, ProbesSayAliveAndReadyAndNothingElse) {
+TEST_F(MetricsEndpointTest, ProbesTellOnlyLivenessAndReadiness) {
   ASSERT_NE(endpoint_, nullptr);
   const std::string alive = Ask("GET /healthz HTTP/1.1\r\n\r\n");
   EXPECT_TRUE(alive.starts_with("HTTP/1.1 200 OK\r\n") && alive.ends_with("\r\n\r\nok\n")) << alive;
@@ -94,13 +94,13 @@ TEST_F(MetricsEndpointTest, ProbesSayAliveAndReadyAndNothingElse) {
   EXPECT_TRUE(unready.starts_with("HTTP/1.1 503 ") && unready.ends_with("\r\n\r\nnot ready\n"))
       << unready;
   EXPECT_EQ(Ask("GET /healthz HTTP/1.1\r\n\r\n"), alive);
-  ailment_ = "every device is lost\n";
+  ailment_ = "all devices are lost\n";
   const std::string lost = Ask("GET /healthz HTTP/1.1\r\n\r\n");
-  EXPECT_TRUE(lost.starts_with("HTTP/1.1 503 ") && lost.ends_with("\r\n\r\nevery device is lost\n"))
+  EXPECT_TRUE(lost.starts_with("HTTP/1.1 503 ") && lost.ends_with("\r\n\r\nall devices are lost\n"))
       << lost;
 }
 
-TEST_F(MetricsEndpointTest, HalfRequestsKeepNoScrapeOut) {
+TEST_F(MetricsEndpointTest, IncompleteRequestsDoNotBlockScrapes) {
   ASSERT_NE(endpoint_, nullptr);
   std::vector<UniqueFd> slow;
   for (int i = 0; i < 3 * MetricsEndpoint::kConnectionsMax; ++i) {
@@ -110,10 +110,10 @@ TEST_F(MetricsEndpointTest, HalfRequestsKeepNoScrapeOut) {
   EXPECT_EQ(Read(slow[0]), "") << "the oldest have made room";
 }
 
-TEST_F(MetricsEndpointTest, ConnectionsOfOneAddressKeepNoOtherOut) {
+TEST_F(MetricsEndpointTest, ConnectionsOfOneAddressDoNotBlockOthers) {
   ASSERT_NE(endpoint_, nullptr);
   const UniqueFd scrape = Connect("GET /metrics HT");
-  // More than there may be, while the scrape has not yet said what it wants.
+  // More connections than allowed, while the scrape has not sent its request yet.
   std::vector<UniqueFd> flood;
   for (int i = 0; i < 2 * MetricsEndpoint::kConnectionsMax; ++i) {
     flood.push_back(Connect("GET ", INADDR_LOOPBACK + 1));
@@ -130,7 +130,7 @@ TEST_F(MetricsEndpointTest, RequestsAreBounded) {
       Ask("GET /metrics HTTP/1.1\r\nX: " + std::string(8192, 'x')).starts_with("HTTP/1.1 431 "));
 }
 
-TEST_F(MetricsEndpointTest, ATakenPortIsOneLine) {
+TEST_F(MetricsEndpointTest, ATakenPortIsReportedInOneLine) {
   ASSERT_NE(endpoint_, nullptr);
   const std::string address = "127.0.0.1:" + std::to_string(endpoint_->port());
   EXPECT_EQ(Start(address).status().message(),

@@ -44,13 +44,14 @@ TEST(ServerId, IsRandomUnlessGiven) {
   EXPECT_EQ(ServerId(Config(), source).status().message(), "no entropy");
 }
 
-TEST(MemoryMost, CountsSessionsWhereTheyLie) {
+TEST(MemoryMost, CountsSessionsOnlyInHostMemory) {
   const Config config = SmallConfig();
   const int64_t none = MemoryMost(config, {});
   EXPECT_GT(none, 2 * kGiB);
   const std::vector<DeviceInfo> cpu = {Device(DeviceKind::kCpu)};
   EXPECT_EQ(MemoryMost(config, cpu), none + 4 * kGiB);
-  // A GPU's sessions take no memory of the host; what checks copy of them is in the budget.
+  // Sessions on a GPU take no host memory; the copies that checks make of them are charged to the
+  // budget.
   const std::vector<DeviceInfo> gpus = {Device(DeviceKind::kCuda), Device(DeviceKind::kCuda)};
   EXPECT_EQ(MemoryMost(config, gpus), none);
   const std::vector<DeviceInfo> both = {cpu[0], gpus[0]};
@@ -67,7 +68,7 @@ TEST(MemoryMost, CountsDumpsOfSessions) {
   }
 }
 
-TEST(MemoryMost, WithoutSessionsADumpCopiesNoKeys) {
+TEST(MemoryMost, WithoutSessionsDumpsCopyNoKeys) {
   Config config = SmallConfig();
   config.session_memory_bytes = 0;
   config.check_dump_dir = "dumps";
@@ -75,7 +76,7 @@ TEST(MemoryMost, WithoutSessionsADumpCopiesNoKeys) {
   EXPECT_EQ(MemoryMost(config, gpu), MemoryMost(config, {}));
 }
 
-TEST(MemoryMost, CountsRegionsThatTenantsLostAndKeep) {
+TEST(MemoryMost, CountsDisplacedRegionsThatClientsKeep) {
   Config config = SmallConfig();
   const int64_t none = MemoryMost(config, {});
   config.shared_memory = true;
@@ -84,7 +85,7 @@ TEST(MemoryMost, CountsRegionsThatTenantsLostAndKeep) {
   EXPECT_EQ(MemoryMost(config, {}), none + 2 * config.shared_memory_max_bytes);
 }
 
-TEST(SessionBytes, AGpuHasAShareOfItsOwnMemoryUnlessTold) {
+TEST(SessionBytes, DefaultsToAShareOfTheGpusMemory) {
   Config config = SmallConfig();
   config.session_memory_is_default = false;
   EXPECT_EQ(SessionBytes(config, Device(DeviceKind::kCuda)), 4 * kGiB);

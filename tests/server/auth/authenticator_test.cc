@@ -79,7 +79,7 @@ class AuthenticatorTest : public ::testing::Test {
   std::unique_ptr<Authenticator> authenticator_;
 };
 
-TEST_F(AuthenticatorTest, AKnownTokenIsItsCaller) {
+TEST_F(AuthenticatorTest, AKnownTokenIdentifiesItsCaller) {
   Load(Line("ci", kToken, "tenant=blue scopes=compute"));
   for (const char* scheme : {"Bearer ", "bearer ", "BEARER "}) {
     const Decision decision = Ask(scheme + kToken);
@@ -91,37 +91,37 @@ TEST_F(AuthenticatorTest, AKnownTokenIsItsCaller) {
   }
 }
 
-TEST_F(AuthenticatorTest, OthersAreToldWhatTheyLack) {
+TEST_F(AuthenticatorTest, ARefusalNamesWhatIsMissing) {
   Load(Line("ci", kToken, "scopes=compute expires=2001-09-09T01:46:41Z"));
   ExpectRefused(Ask(""), CallerRefusal::kNoCredentials,
                 "no token: the call must have the metadata authorization, \"Bearer TOKEN\"");
-  ExpectRefused(Ask("Bearer " + kOther), CallerRefusal::kUnknown, "the token is not known");
+  ExpectRefused(Ask("Bearer " + kOther), CallerRefusal::kUnknown, "the token is unknown");
   ExpectRefused(Ask("Bearer " + kToken, Scope::kSessions), CallerRefusal::kScope,
-                "the caller \"ci\" has no scope sessions");
+                "the caller \"ci\" lacks the scope sessions");
   EXPECT_TRUE(Ask("Bearer " + kToken, Scope::kAny).status.ok());
   now_ += seconds(1);
   ExpectRefused(Ask("Bearer " + kToken), CallerRefusal::kExpired, "the token has expired");
-  // Whether it would be known is not told by its form.
+  // The message about the form is the same for known and unknown tokens.
   for (const std::string& wrong :
        {std::string("Bearer"), std::string("Bearer "), "Bearer  " + kToken, "Basic " + kToken,
         kToken, "Bearer " + kToken + " ", "Bearer " + kToken + "\n",
         "Bearer " + std::string(15, 'a'), "Bearer " + std::string(513, 'a')}) {
     ExpectRefused(Ask(wrong), CallerRefusal::kUnknown,
-                  "the metadata authorization must be \"Bearer TOKEN\", the token 16 to 512 "
+                  "the metadata authorization must be \"Bearer TOKEN\", with a token of 16 to 512 "
                   "visible characters");
   }
-  EXPECT_EQ(Ask("Bearer " + std::string(512, 'a')).status.message(), "the token is not known");
+  EXPECT_EQ(Ask("Bearer " + std::string(512, 'a')).status.message(), "the token is unknown");
 }
 
-TEST_F(AuthenticatorTest, ATokenInTheClearIsRefusedKnownOrNot) {
+TEST_F(AuthenticatorTest, ATokenOverPlaintextIsRefusedKnownOrNot) {
   Load(Line("ci", kToken, "scopes=compute"));
   for (const std::string& token : {kToken, kOther}) {
     const std::string authorization = "Bearer " + token;
     Credentials credentials;
     credentials.authorization = authorization;
     ExpectRefused(authenticator_->Decide(credentials, Scope::kCompute), CallerRefusal::kCleartext,
-                  "a token came in the clear: it is taken over TLS, loopback and Unix sockets "
-                  "alone, and should be replaced, as others may have read it");
+                  "the token was sent in the clear: tokens are accepted only over TLS, loopback "
+                  "and Unix sockets; replace it, as others may have read it");
   }
   const std::string authorization = "Bearer " + kToken;
   Credentials encrypted;
@@ -130,25 +130,26 @@ TEST_F(AuthenticatorTest, ATokenInTheClearIsRefusedKnownOrNot) {
   EXPECT_TRUE(authenticator_->Decide(encrypted, Scope::kCompute).status.ok());
 }
 
-TEST_F(AuthenticatorTest, OnlySomeSpeakForOthers) {
+TEST_F(AuthenticatorTest, OnlyACallerWithTheRightMayNameAnotherTenant) {
   Load(Line("ci", kToken, "tenant=blue scopes=compute") +
        Line("gate", kOther, "tenant=green scopes=compute any-tenant"));
   EXPECT_EQ(Ask("Bearer " + kToken, Scope::kCompute, "blue").caller.tenant, 1);
-  // The same words whether there is such a tenant or not.
+  // The message is the same whether such a tenant exists or not.
   for (const char* other : {"green", "default", "nobody", "", "Blue"}) {
-    ExpectRefused(Ask("Bearer " + kToken, Scope::kCompute, other), CallerRefusal::kTenant,
-                  "the caller is of tenant \"blue\" and may speak for no other (x-attend-tenant)");
+    ExpectRefused(
+        Ask("Bearer " + kToken, Scope::kCompute, other), CallerRefusal::kTenant,
+        "the caller belongs to tenant \"blue\" and may not call for another (x-attend-tenant)");
   }
   EXPECT_EQ(Ask("Bearer " + kOther).caller.tenant, 2);
   EXPECT_EQ(Ask("Bearer " + kOther, Scope::kCompute, "blue").caller.tenant, 1);
-  // What it is refused is charged to its own tenant.
+  // A refusal is charged to the caller's own tenant.
   EXPECT_EQ(Ask("Bearer " + kOther, Scope::kSessions, "blue").caller.tenant, 2);
   EXPECT_TRUE(Ask("Bearer " + kOther).caller.for_others);
   ExpectRefused(Ask("Bearer " + kOther, Scope::kCompute, "nobody"), CallerRefusal::kTenant,
                 "x-attend-tenant names none of the server's tenants");
 }
 
-TEST_F(AuthenticatorTest, CertificatesNamesAreCallersAndAWrongTokenIsNotMendedByOne) {
+TEST_F(AuthenticatorTest, ACertificateIdentifiesItsCallerButDoesNotExcuseAWrongToken) {
   Load("name=web uri=spiffe://prod/web tenant=green scopes=compute\n" +
        Line("ci", kToken, "tenant=blue scopes=compute"));
   const std::vector<Credentials::Name> names = {{CertificateName::kDns, "web.example"},
@@ -167,10 +168,10 @@ TEST_F(AuthenticatorTest, CertificatesNamesAreCallersAndAWrongTokenIsNotMendedBy
   const std::string wrong = "Bearer " + kOther;
   credentials.authorization = wrong;
   ExpectRefused(authenticator_->Decide(credentials, Scope::kCompute), CallerRefusal::kUnknown,
-                "the token is not known");
+                "the token is unknown");
 }
 
-TEST_F(AuthenticatorTest, AChangedFileCountsAndABrokenOneDoesNot) {
+TEST_F(AuthenticatorTest, AChangedFileIsLoadedAndABrokenOneIsIgnored) {
   Load(Line("ci", kToken, "scopes=compute"));
   authenticator_->Reload();
   EXPECT_TRUE(reloads_.empty());
@@ -200,8 +201,8 @@ TEST_F(AuthenticatorTest, AChangedFileCountsAndABrokenOneDoesNot) {
   EXPECT_FALSE(Ask("Bearer " + kOther).status.ok());
 }
 
-// Descriptors, memory or the disk may be back in a moment, and the file as it was.
-TEST_F(AuthenticatorTest, AFileThatTheSystemCouldNotReadIsTriedAgain) {
+// Too few descriptors, no memory and disk errors may pass; the file itself is fine.
+TEST_F(AuthenticatorTest, AFileThatCouldNotBeReadIsRetried) {
   Load(Line("ci", kToken, "scopes=compute"));
   Write(Line("new", kOther, "scopes=compute"));
   rlimit before{};
@@ -221,7 +222,7 @@ TEST_F(AuthenticatorTest, AFileThatTheSystemCouldNotReadIsTriedAgain) {
   EXPECT_FALSE(Ask("Bearer " + kToken).status.ok());
 }
 
-TEST_F(AuthenticatorTest, AnotherGenerationMeansAskAgain) {
+TEST_F(AuthenticatorTest, AReloadOrExpiryChangesTheGeneration) {
   now_ = std::chrono::sys_days(std::chrono::year(2027) / 1 / 30);
   Load(Line("ci", kToken, "scopes=compute expires=2027-01-31") +
        Line("other", kOther, "scopes=compute expires=2027-02-01"));
@@ -247,7 +248,7 @@ TEST_F(AuthenticatorTest, AnotherGenerationMeansAskAgain) {
   EXPECT_TRUE(changed());
 }
 
-TEST_F(AuthenticatorTest, ACredentialIsTheSameWhateverElseItsLineSays) {
+TEST_F(AuthenticatorTest, ACredentialDoesNotDependOnTheRestOfItsLine) {
   Load(Line("ci", kToken, "scopes=compute expires=2027-01-31") +
        "name=web cn=web scopes=info\nname=other uri=web scopes=info\n");
   const TokenDigest ci = Ask("Bearer " + kToken).credential;
@@ -269,7 +270,7 @@ TEST_F(AuthenticatorTest, ACredentialIsTheSameWhateverElseItsLineSays) {
   EXPECT_FALSE(authenticator_->credentials().contains(ci)) << "it has expired";
 }
 
-TEST_F(AuthenticatorTest, CallsAreDecidedWhileTheFileIsReadAgain) {
+TEST_F(AuthenticatorTest, CallsAreDecidedDuringAReload) {
   const std::string one = Line("one", kToken, "scopes=compute");
   const std::string two = one + Line("two", kOther, "scopes=compute");
   Load(one);
@@ -293,7 +294,7 @@ TEST_F(AuthenticatorTest, CallsAreDecidedWhileTheFileIsReadAgain) {
   EXPECT_EQ(reloads_.size(), 50u);
 }
 
-// What a call was told stays, whatever becomes of the file.
+// A name that a call was given stays valid, whatever happens to the file.
 TEST_F(AuthenticatorTest, ACallersNameOutlivesItsLine) {
   Load(Line("ci", kToken, "scopes=compute"));
   const Caller caller = Ask("Bearer " + kToken).caller;
@@ -302,7 +303,7 @@ TEST_F(AuthenticatorTest, ACallersNameOutlivesItsLine) {
   EXPECT_EQ(*caller.name, "ci");
 }
 
-TEST_F(AuthenticatorTest, WhatIsNoUsableFileIsRefused) {
+TEST_F(AuthenticatorTest, AnUnusableFileIsRefused) {
   const auto expect = [this](const std::string& why) {
     const auto made = TryLoad();
     ASSERT_FALSE(made.ok());
@@ -311,7 +312,7 @@ TEST_F(AuthenticatorTest, WhatIsNoUsableFileIsRefused) {
   };
   expect("it cannot be read: No such file");
   std::filesystem::create_directory(path_);
-  expect("it is not a file");
+  expect("it is not a regular file");
   std::filesystem::remove(path_);
   Write(Line("ci", kToken, "scopes=compute"));
   std::filesystem::permissions(path_, std::filesystem::perms::others_write,

@@ -28,7 +28,7 @@ void ExpectRefused(const std::string& text, const std::string& why) {
   EXPECT_NE(grants.status().message().find(why), std::string::npos) << grants.status().message();
 }
 
-TEST(GrantsTest, ALineSaysEverythingOfACaller) {
+TEST(GrantsTest, ALineDescribesACaller) {
   const Result<Grants> grants =
       Parse("# who may call\n\nname=ci-1 " + Sha256("secret of the ci") +
             " tenant=blue scopes=compute,info expires=2027-01-31T12:34:56Z any-tenant\n");
@@ -48,7 +48,7 @@ TEST(GrantsTest, ALineSaysEverythingOfACaller) {
   EXPECT_EQ(grants->FindToken("secret of the cI"), nullptr);
 }
 
-TEST(GrantsTest, WhatIsLeftOutHasItsDefault) {
+TEST(GrantsTest, OmittedFieldsHaveDefaults) {
   const Result<Grants> grants = Parse("name=a " + Sha256("t") + " scopes=admin\n");
   ASSERT_TRUE(grants.ok()) << grants.status().message();
   const Grant* const grant = grants->FindToken("t");
@@ -76,38 +76,39 @@ TEST(GrantsTest, CertificatesAreFoundByTheKindOfTheirName) {
   EXPECT_EQ(tenant(CertificateName::kCommon, ""), -1);
 }
 
-TEST(GrantsTest, ErrorsNameTheLineAndWhatIsWrong) {
+TEST(GrantsTest, ErrorsNameTheLineAndTheFault) {
   const std::string hash = Sha256("t");
-  ExpectRefused("", "lets nobody in");
-  ExpectRefused("# nothing\n\n", "lets nobody in");
-  ExpectRefused("name=a " + hash + " scopes=compute", "its last line does not end");
+  ExpectRefused("", "it contains no callers");
+  ExpectRefused("# nothing\n\n", "it contains no callers");
+  ExpectRefused("name=a " + hash + " scopes=compute", "its last line has no line break");
   ExpectRefused("\n" + hash + " scopes=compute\n", "line 2 has no name");
   ExpectRefused("name=a scopes=compute\n", "line 1 has none of sha256=");
   ExpectRefused("name=a " + hash + "\n", "line 1 has no scopes");
   ExpectRefused("name=a " + hash + " scopes=\n", "line 1 has no scopes");
-  ExpectRefused("name=a " + hash + " scopes=compute,any\n", "a scope that is none of");
-  ExpectRefused("name=a " + hash + " scopes=compute,,info\n", "a scope that is none of");
-  ExpectRefused("name=a b " + hash + " scopes=compute\n", "a field that is none of");
-  ExpectRefused("name=a " + hash + " scopes=compute any-tenant=no\n", "a field that is none of");
+  ExpectRefused("name=a " + hash + " scopes=compute,any\n", "an unknown scope");
+  ExpectRefused("name=a " + hash + " scopes=compute,,info\n", "an unknown scope");
+  ExpectRefused("name=a b " + hash + " scopes=compute\n", "an unknown field");
+  ExpectRefused("name=a " + hash + " scopes=compute any-tenant=no\n", "an unknown field");
   ExpectRefused("name=a " + hash + " scopes=compute name=b\n", "has name twice");
   ExpectRefused("name=a/b " + hash + " scopes=compute\n", "has a name that is not");
   ExpectRefused("name=" + std::string(65, 'a') + " " + hash + " scopes=compute\n", "1 to 64");
-  ExpectRefused("name=a " + hash + " scopes=compute tenant=red\n", "none of the server's");
-  ExpectRefused("name=a " + hash + " scopes=compute dns=x\n", "has two of sha256=");
+  ExpectRefused("name=a " + hash + " scopes=compute tenant=red\n",
+                "a tenant that --tenant does not name");
+  ExpectRefused("name=a " + hash + " scopes=compute dns=x\n", "has more than one of sha256=");
   ExpectRefused("name=a dns= scopes=compute\n", "has an empty dns");
   ExpectRefused("name=a " + hash + " scopes=compute\nname=a dns=x scopes=info\n",
-                "line 2 has a name that an earlier line has");
+                "line 2 repeats the name of an earlier line");
   ExpectRefused("name=a " + hash + " scopes=compute\nname=b " + hash + " scopes=info\n",
-                "line 2 has the token or certificate of an earlier line");
-  ExpectRefused("name=a " + hash + " scopes=compute\r\n", "a scope that is none of");
+                "line 2 repeats the token or certificate of an earlier line");
+  ExpectRefused("name=a " + hash + " scopes=compute\r\n", "an unknown scope");
   for (const char* time : {"2027-1-31", "2027-02-30", "2027-01-31T24:00:00Z", "2027-01-31T1:00:00Z",
                            "2027-01-31T00:00:00", "20270131", "+027-01-31", "tomorrow", ""}) {
     ExpectRefused("name=a " + hash + " scopes=info expires=" + time + "\n", "has an expires");
   }
 }
 
-// Whoever mistakes the file for a list of tokens does not find them in the log.
-TEST(GrantsTest, ErrorsDoNotRepeatWhatMayBeAToken) {
+// If the file is mistaken for a plain list of tokens, they do not appear in the log.
+TEST(GrantsTest, ErrorsDoNotQuotePossibleTokens) {
   const std::string token = "attend_0123456789abcdef0123456789abcdef";
   for (const std::string& line : {"name=a sha256=" + token + " scopes=compute\n", token + "\n",
                                   "name=a token=" + token + "\n", "name=a scopes=" + token + "\n",
@@ -130,7 +131,8 @@ TEST(GrantsTest, SizesAreBounded) {
     text += "name=n" + number + " cn=c" + number + " scopes=info\n";
   }
   EXPECT_TRUE(Parse(text).ok());
-  ExpectRefused(text + "name=last cn=last scopes=info\n", "line 1025 is one more than the 1024");
+  ExpectRefused(text + "name=last cn=last scopes=info\n",
+                "line 1025 exceeds the limit of 1024 callers");
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ std::vector<TokenDigest> RandomDigests(size_t count) {
   return digests;
 }
 
-TEST(TokenDigestTest, EachIsFoundAtItsPlaceAndNothingElseIs) {
+TEST(TokenDigestTest, EveryDigestIsFoundAtItsIndexAndNoOther) {
   const std::vector<TokenDigest> digests = RandomDigests(50);
   for (size_t n = 0; n < digests.size(); ++n) {
     EXPECT_EQ(FindDigest(digests, digests[n]), static_cast<int>(n));
@@ -40,7 +40,7 @@ TEST(TokenDigestTest, EachIsFoundAtItsPlaceAndNothingElseIs) {
   EXPECT_EQ(FindDigest({}, digests[0]), -1);
 }
 
-TEST(TokenDigestTest, EachBitOfEachByteCounts) {
+TEST(TokenDigestTest, ADifferenceInAnyBitIsSeen) {
   const std::vector<TokenDigest> digests = RandomDigests(3);
   for (size_t byte = 0; byte < digests[1].size(); ++byte) {
     for (int bit = 0; bit < 8; ++bit) {
@@ -51,9 +51,9 @@ TEST(TokenDigestTest, EachBitOfEachByteCounts) {
   }
 }
 
-// It looks at all of them: with one that stands there twice, a search that ended early would give
-// the first.
-TEST(TokenDigestTest, TheSearchDoesNotEndWhereItFinds) {
+// The search visits every digest: of two equal ones, a search that stopped early would find the
+// first.
+TEST(TokenDigestTest, TheSearchDoesNotStopAtAMatch) {
   std::vector<TokenDigest> digests = RandomDigests(20);
   digests[13] = digests[2];
   EXPECT_EQ(FindDigest(digests, digests[2]), 13);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small requests on the thread that brings them: when they run there, when not, and that every
-// request ends once all the same.
+// Small requests that run on the thread that submits them: when they may, when not, and that every
+// request ends exactly once.
 
 #include <atomic>
 #include <chrono>
@@ -17,7 +17,7 @@ namespace {
 
 class CallersRunTest : public EngineTest {
  protected:
-  // Notes on which thread a request ends.
+  // Records the thread on which a request ends.
   class ThreadNote final : public Responder {
    public:
     explicit ThreadNote(Collector& collector) : collector_(collector) {}
@@ -25,7 +25,7 @@ class CallersRunTest : public EngineTest {
       thread = std::this_thread::get_id();
       collector_.Finish(std::move(request));
     }
-    std::thread::id thread;  // read once the request is known to have ended
+    std::thread::id thread;  // read only after the request has ended
 
    private:
     Collector& collector_;
@@ -38,7 +38,7 @@ class CallersRunTest : public EngineTest {
     return request;
   }
   std::unique_ptr<Request> NewSmall() { return NewSmall(note_); }
-  // Requests of one read, which this thread is to plan. Gives their ids.
+  // Submits requests of a single read, to be planned by this thread. Returns their ids.
   std::vector<uint64_t> SubmitTogether(int count) {
     std::vector<uint64_t> ids;
     for (int i = 0; i < count; ++i) {
@@ -54,10 +54,10 @@ class CallersRunTest : public EngineTest {
   }
 
   ThreadNote note_{collector_};
-  ThreadNote other_note_{collector_};  // of whatever may end meanwhile
+  ThreadNote other_note_{collector_};  // for requests that end on other threads
 };
 
-TEST_F(CallersRunTest, OnAnIdleDeviceItEndsBeforeSubmitReturns) {
+TEST_F(CallersRunTest, OnAnIdleDeviceARequestEndsBeforeSubmitReturns) {
   Start();
   for (int i = 0; i < 3; ++i) {
     const uint64_t id = MustSubmit(NewSmall());
@@ -72,7 +72,7 @@ TEST_F(CallersRunTest, OnAnIdleDeviceItEndsBeforeSubmitReturns) {
   EXPECT_TRUE(engine_->WaitIdle(kNever));
 }
 
-TEST_F(CallersRunTest, RequestsThatComeAtOnceAreOneBatch) {
+TEST_F(CallersRunTest, RequestsOfOneReadAreOneBatch) {
   options_.worker.queue_requests_max = 100;
   options_.worker.batcher.batch_requests_max = 16;
   Start();
@@ -85,11 +85,11 @@ TEST_F(CallersRunTest, RequestsThatComeAtOnceAreOneBatch) {
     EXPECT_EQ(collector_.WaitFor(id).batch_requests, 5);
   }
   EXPECT_EQ(note_.thread, std::this_thread::get_id());
-  engine_->PlanNow();  // of nothing
+  engine_->PlanNow();  // nothing to plan
   EXPECT_EQ(devices_[0]->submitted_batches(), 1);
 }
 
-TEST_F(CallersRunTest, WhatIsCancelledInTheReadThatBroughtItWasNeverQueued) {
+TEST_F(CallersRunTest, ARequestCancelledBeforeItIsPlannedIsNeverQueued) {
   Start();
   const uint64_t id = SubmitTogether(1).front();
   engine_->Cancel(id);
@@ -99,7 +99,7 @@ TEST_F(CallersRunTest, WhatIsCancelledInTheReadThatBroughtItWasNeverQueued) {
   engine_->PlanNow();
   const uint64_t runs = HoldLane();
   const uint64_t waits = SubmitTogether(1).front();
-  engine_->PlanNow();  // and the only lane is busy
+  engine_->PlanNow();  // the only lane is busy
   engine_->Cancel(waits);
   EXPECT_NE(collector_.WaitFor(waits).enqueued, TimePoint());
   devices_[0]->Release();
@@ -113,33 +113,33 @@ TEST_F(CallersRunTest, AnotherThreadsRequestIsPlannedAtOnce) {
   EXPECT_TRUE(EndedHere(MustSubmit(std::move(request))));
 }
 
-TEST_F(CallersRunTest, ManyThatComeAtOnceDoNotFillTheQueue) {
+TEST_F(CallersRunTest, ManyRequestsOfOneReadDoNotOverflowTheQueue) {
   options_.worker.queue_requests_max = 4;
   options_.worker.batcher.batch_requests_max = 16;
   Start();
-  // The last that the queue takes has them planned. All have ended before the next come: the
-  // scheduler's thread may have some of them on the only lane.
+  // The request that fills the queue plans all of them. All have ended before the next round: the
+  // scheduler's thread may have put some on the only lane.
   for (int round = 0; round < 8; ++round) {
     const std::vector<uint64_t> ids = SubmitTogether(4);
-    engine_->PlanNow();  // for those that came after the scheduler's thread had taken others
+    engine_->PlanNow();  // those that came after the scheduler's thread took others
     for (const uint64_t id : ids) EXPECT_TRUE(collector_.WaitFor(id).status.ok());
   }
 }
 
-TEST_F(CallersRunTest, NotWithoutLeave) {
+TEST_F(CallersRunTest, ARequestThatMayNotEndInSubmitEndsElsewhere) {
   Start();
   auto request = NewSmall();
   request->may_end_in_submit = false;
   EXPECT_FALSE(EndedHere(MustSubmit(std::move(request))));
 }
 
-TEST_F(CallersRunTest, NotALargeOne) {
+TEST_F(CallersRunTest, ALargeRequestEndsElsewhere) {
   options_.worker.batcher.batch_flops_max = 1;
   Start();
   EXPECT_FALSE(EndedHere(MustSubmit(NewSmall())));
 }
 
-TEST_F(CallersRunTest, WhatOutlastsThePollEndsElsewhere) {
+TEST_F(CallersRunTest, ARequestThatOutlastsThePollEndsElsewhere) {
   Start();
   devices_[0]->Hold();
   const uint64_t id = MustSubmit(NewSmall());
@@ -150,11 +150,11 @@ TEST_F(CallersRunTest, WhatOutlastsThePollEndsElsewhere) {
   EXPECT_TRUE(collector_.WaitFor(id).status.ok());
 }
 
-TEST_F(CallersRunTest, BesideABusyLaneItIsStartedButNotWaitedFor) {
+TEST_F(CallersRunTest, BesideABusyLaneARequestIsStartedButNotAwaited) {
   options_.worker.lanes = 2;
   Start();
   devices_[0]->Hold();
-  // By this thread, so that nobody else plans when the next one comes.
+  // Started by this thread, so that no other thread plans when the next request comes.
   MustSubmit(NewSmall(other_note_));
   devices_[0]->WaitForWaiting(1);
   const uint64_t beside = MustSubmit(NewSmall());
@@ -166,7 +166,7 @@ TEST_F(CallersRunTest, BesideABusyLaneItIsStartedButNotWaitedFor) {
   EXPECT_TRUE(collector_.WaitFor(queued).status.ok());
 }
 
-TEST_F(CallersRunTest, TimeIsCountedWhileLanesAreBusy) {
+TEST_F(CallersRunTest, BusyTimeIsCountedWhileLanesAreBusy) {
   options_.worker.lanes = 2;
   Start();
   EXPECT_EQ(engine_->Devices()[0].busy, Duration::zero());
@@ -180,7 +180,7 @@ TEST_F(CallersRunTest, TimeIsCountedWhileLanesAreBusy) {
   EXPECT_GE(engine_->Devices()[0].busy, held) << "while it runs too";
   devices_[0]->Release();
   EXPECT_TRUE(engine_->WaitIdle(kNever));
-  // A lane is free a moment after its last request has ended.
+  // A lane becomes free a moment after its last request has ended.
   const TimePoint until = clock_.Now() + std::chrono::seconds(10);
   Duration before, busy = engine_->Devices()[0].busy;
   do {
@@ -194,7 +194,7 @@ TEST_F(CallersRunTest, TimeIsCountedWhileLanesAreBusy) {
   EXPECT_EQ(busy, before) << "no lane is busy";
 }
 
-TEST_F(CallersRunTest, WhatWaitsForCompanyIsLeftToTheScheduler) {
+TEST_F(CallersRunTest, ADelayedBatchIsLeftToTheScheduler) {
   options_.worker.batcher.batch_requests_max = 2;
   options_.worker.batcher.batch_delay = std::chrono::hours(1);
   Start();
@@ -205,7 +205,7 @@ TEST_F(CallersRunTest, WhatWaitsForCompanyIsLeftToTheScheduler) {
   EXPECT_EQ(collector_.WaitFor(second).batch_requests, 2);
 }
 
-TEST_F(CallersRunTest, FaultsEndItHere) {
+TEST_F(CallersRunTest, AFaultEndsTheRequestOnItsCallersThread) {
   Start(2);
   devices_[0]->FailSubmit(1, Internal("planted fault"));
   const uint64_t refused = MustSubmit(NewSmall());
@@ -222,9 +222,9 @@ TEST_F(CallersRunTest, FaultsEndItHere) {
   EXPECT_EQ(collector_.WaitFor(after).device_name, "cpu1");
 }
 
-// Callers, the scheduler's thread and lanes' threads start batches of one device all at once; some
-// requests are cancelled, and the engine stops in the middle.
-TEST_F(CallersRunTest, ManyCallersAndAStop) {
+// Callers, the scheduler's thread and the lanes' threads start batches on one device at the same
+// time. Some requests are cancelled, and the engine stops in the middle.
+TEST_F(CallersRunTest, RequestsEndOnceUnderManyCallersAndAStop) {
   constexpr int kThreads = 3;
   constexpr int kEach = 200;
   for (int round = 0; round < 10; ++round) {
@@ -268,7 +268,7 @@ TEST_F(CallersRunTest, ManyCallersAndAStop) {
     EXPECT_TRUE(engine_->WaitIdle(kNever));
     EXPECT_EQ(accepted + refused, kThreads * kEach);
     engine_.reset();
-    devices_.clear();  // they went with it
+    devices_.clear();  // destroyed with the engine
     for (uint64_t id = first_id; id < first_id + kThreads * kEach; ++id) {
       if (collector_.Ended(id)) --accepted;
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reference check inside the engine: planted faults are found, by the client's wish and by the
-// server's own, and only they.
+// The reference check in the engine: planted faults are found, whether the client or the server
+// asked for the check, and correct answers pass.
 
 #include <future>
 #include <limits>
@@ -14,19 +14,19 @@
 namespace attend {
 namespace {
 
-// The faults that a reference check exists for, each on request and by the server's own choice.
+// Typical faults, each checked at the client's request and by the server's own sampling.
 struct PlantedFault {
   const char* name;
   void (*plant)(const Attention&);
 };
 
-void WrongTile(const Attention& a) {  // rows 64..127 of the last head belong to other queries
+void WrongTile(const Attention& a) {  // rows 64..127 of the last head are scaled
   float* o = static_cast<float*>(a.o.data) + (a.problem.heads_q - 1) * a.o.stride_h;
   for (int64_t i = 64; i < 128; ++i) {
     for (int64_t d = 0; d < a.problem.dim_v; ++d) o[i * a.o.stride_l + d] *= 1.01f;
   }
 }
-void LostRow(const Attention& a) {  // never written: what the poison left
+void LostRow(const Attention& a) {  // a row never written: it holds the poison
   float* o = static_cast<float*>(a.o.data) + 131 * a.o.stride_l;
   for (int64_t d = 0; d < a.problem.dim_v; ++d) o[d] = std::numeric_limits<float>::quiet_NaN();
 }
@@ -37,11 +37,11 @@ void OneNan(const Attention& a) {
 class PlantedFaultTest : public EngineTest,
                          public ::testing::WithParamInterface<std::pair<PlantedFault, bool>> {};
 
-TEST_P(PlantedFaultTest, IsCaught) {
+TEST_P(PlantedFaultTest, IsFound) {
   const auto& [fault, by_server] = GetParam();
   options_.checker.sample = by_server ? 1 : 0;
   const test::ProblemSpec spec = test::MakeSpec(1, 2, 2, 512, 512, 32, 32);
-  // 64 of the 1024 rows, so that a sample has to do.
+  // 64 of the 1024 rows: only a sample is checked.
   options_.checker.work_budget = 64 * CheckWork(spec.problem);
   options_.checker.sampled_work_budget = options_.checker.work_budget;
   Start();
@@ -76,8 +76,8 @@ INSTANTIATE_TEST_SUITE_P(Faults, PlantedFaultTest,
                                   (info.param.second ? "ByServer" : "ByClient");
                          });
 
-// A sample would wait for the check that runs as for one that waits.
-TEST_F(EngineTest, ARunningCheckTakesRoom) {
+// A sampled check counts a running check like a waiting one.
+TEST_F(EngineTest, ARunningCheckCountsTowardsTheBacklog) {
   CheckerOptions options;
   options.backlog_max = 1;
   std::promise<void> begun;
@@ -100,14 +100,14 @@ class Unwanted final : public Responder {
   bool unwanted() const override { return true; }
 };
 
-TEST_F(EngineTest, ADeadlineIsWatchedBehindAnEarlierOneThatWasCancelled) {
+TEST_F(EngineTest, ADeadlineIsWatchedAfterAnEarlierOneWasCancelled) {
   test::ManualClock clock;
   CheckerOptions options;
   options.threads = 1;
   std::promise<void> begun, release;
   Collector ended;
   Checker checker(options, {1}, clock, *pool_, [&](std::unique_ptr<Request> request) {
-    if (request->deadline == kNever) {  // the first, on the only thread
+    if (request->deadline == kNever) {  // the first one, on the only thread
       begun.set_value();
       release.get_future().wait();
     }
@@ -127,12 +127,12 @@ TEST_F(EngineTest, ADeadlineIsWatchedBehindAnEarlierOneThatWasCancelled) {
   const uint64_t late_id = late->id;
   checker.Post(std::move(late));
   clock.Advance(std::chrono::hours(2));
-  // Would hang here if nobody looked at the time.
+  // Hangs if the deadline is not watched.
   EXPECT_EQ(ended.WaitFor(late_id).status.code(), Code::kDeadlineExceeded);
   release.set_value();
 }
 
-TEST_F(EngineTest, SamplingIsSeededAndKeepsItsShare) {
+TEST_F(EngineTest, SamplingIsSeededAndHasItsRate) {
   CheckerOptions options;
   options.sample = 0.25;
   options.seed = seed_;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Seeded schedules of a whole engine over several fake devices: requests of every shape,
-// cancels, deadlines, faults, gates, lost devices and a drain in the middle. Threads
-// interleave as they like; what must hold holds for any order.
+// cancellations, deadlines, faults, gates, lost devices and a drain in the middle. The invariants
+// hold for every interleaving of the threads.
 
 #include <gtest/gtest.h>
 
@@ -219,7 +219,7 @@ class Schedule {
 };
 
 // ATTEND_TEST_SEED=N runs the schedule that failed with seed N first.
-TEST(Devices, EveryScheduleEndsEachRequestOnceAndRight) {
+TEST(Devices, EveryRequestEndsOnceWithTheRightAnswer) {
   const uint64_t base = test::FreshSeed();
   const auto schedules = std::max<uint64_t>(50, static_cast<uint64_t>(300 * test::TestScale()));
   Coverage met;
@@ -228,7 +228,7 @@ TEST(Devices, EveryScheduleEndsEachRequestOnceAndRight) {
     Schedule(seed, met).Run();
     if (::testing::Test::HasFailure()) return;
   }
-  // A share of the schedules, as sanitizers run, need not meet every case.
+  // Sanitizers run fewer schedules, which need not meet every case.
   if (test::TestScale() < 1) return;
   for (const int64_t each : {met.ok, met.cancelled, met.expired, met.lost, met.failed, met.refused,
                              met.devices_lost, met.after_loss, met.none_healthy}) {

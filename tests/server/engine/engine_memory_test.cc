@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The heap is empty where a request is submitted, and where one that was accepted runs and ends.
+// Allocations fail while a request is submitted, and while an accepted one runs and ends.
 
 #include <malloc.h>
 #include <sys/resource.h>
@@ -29,14 +29,14 @@ class EngineMemoryTest : public EngineTest {
   struct Outcome {
     Status status;
     bool threw = false;
-    bool reached = false;  // the allocation that was to fail
+    bool reached = false;  // the allocation to fail was reached
   };
 
-  // With the N-th allocation of it failing.
+  // Submits with the N-th allocation failing.
   Outcome SubmitFailing(std::unique_ptr<Request>& request, int64_t nth) {
     Outcome outcome;
     const test::HeapFault fault(nth, [] { return submits; });
-    std::thread([&] {  // a fault spares its own thread
+    std::thread([&] {  // a HeapFault spares the thread that made it
       submits = true;
       try {
         outcome.status = engine_->Submit(request);
@@ -52,7 +52,7 @@ class EngineMemoryTest : public EngineTest {
   double Outstanding() { return engine_->Devices()[0].outstanding_batches; }
 };
 
-TEST_F(EngineMemoryTest, WhatIsNotAcceptedLeavesNothingBehind) {
+TEST_F(EngineMemoryTest, ARequestThatIsNotAcceptedLeavesNothingBehind) {
   options_.checker.places_max = 1;
   Start();
   HoldLane();
@@ -61,7 +61,7 @@ TEST_F(EngineMemoryTest, WhatIsNotAcceptedLeavesNothingBehind) {
     auto request = NewRequest();
     const uint64_t id = request->id;
     request->deadline = clock_.Now() + std::chrono::hours(1);
-    request->priority = static_cast<int32_t>(nth);  // the first of it
+    request->priority = static_cast<int32_t>(nth);  // the first request of this priority
     request->check = AnswerCheck::kAsked;
     const int64_t inflight = engine_->inflight();
     const double outstanding = Outstanding();
@@ -74,7 +74,7 @@ TEST_F(EngineMemoryTest, WhatIsNotAcceptedLeavesNothingBehind) {
       ASSERT_EQ(engine_->Devices()[0].queued, 0) << nth;
       continue;
     }
-    // Above all the checker has its one place for it.
+    // In particular, the checker's only place is free again.
     ASSERT_TRUE(outcome.status.ok()) << nth << ": " << outcome.status.ToString();
     ASSERT_EQ(request, nullptr);
     engine_->Cancel(id);
@@ -84,8 +84,8 @@ TEST_F(EngineMemoryTest, WhatIsNotAcceptedLeavesNothingBehind) {
   EXPECT_GT(thrown, 5) << "the faults met nothing";
 }
 
-// As a request does that is not accepted, as long as it gets any. The process gets no address space
-// beyond what it has.
+// Allocates until nothing is left, as a request does before it is accepted. The process gets no
+// more address space.
 void TakeAllMemory() {
   std::vector<void*> taken;
   taken.reserve(1 << 20);
@@ -105,13 +105,13 @@ void TakeAllMemory() {
   }
 }
 
-TEST_F(EngineMemoryTest, WhatIsAcceptedEndsWithoutAny) {
+TEST_F(EngineMemoryTest, AnAcceptedRequestEndsWithoutMemory) {
 #if defined(__SANITIZE_ADDRESS__) || defined(ATTEND_THREAD_SANITIZER)
   GTEST_SKIP() << "a sanitizer's own memory comes from the same address space";
 #endif
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
   const auto end_all = [this] {
-    mallopt(M_ARENA_MAX, 1);  // each has address space of its own
+    mallopt(M_ARENA_MAX, 1);  // every arena reserves address space
     options_.worker.queue_requests_max = kRequests;
     options_.worker.batcher.batch_requests_max = 64;
     options_.memory_budget_bytes = 64 << 20;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What runs, or is being checked, ends when nobody wants it any more: at a cancellation, a deadline
-// or the end of the server's patience. Nothing here is timed: what does not end hangs.
+// Running requests and checks end when they are no longer wanted: on cancellation, at a deadline,
+// or when the server aborts. Nothing is timed here: a request that does not end hangs the test.
 
 #include <pthread.h>
 
@@ -28,7 +28,7 @@ class EngineStopTest : public EngineTest {
     Start();
     devices_[0]->HonourStops();
   }
-  // Minutes of checking, in one row whose keys are all the same, by a stride of 0.
+  // A check that takes minutes: one row, all of whose keys are the same one (stride 0).
   std::unique_ptr<Request> NewEndlessCheck() {
     auto request = NewRequest(test::MakeSpec(1, 1, 1, 1, 1, 256, 256));
     request->attention.problem.len_k = kLengthMax;
@@ -36,7 +36,7 @@ class EngineStopTest : public EngineTest {
     request->check = AnswerCheck::kAsked;
     return request;
   }
-  // The device computes in no time, and checks take for ever.
+  // The device computes in no time; checks take forever.
   void StartEndlessChecks() {
     StartStopping();
     devices_[0]->SetCompute([](const Attention&) {});
@@ -49,7 +49,7 @@ class EngineStopTest : public EngineTest {
       std::this_thread::yield();
     }
   }
-  // It may be between its lane and the checker, where a cancellation alone finds nothing.
+  // Repeats the cancellation: between its lane and the checker a request is not found.
   void CancelUntilEnded(uint64_t id) {
     while (!collector_.Ended(id)) {
       engine_->Cancel(id);
@@ -57,7 +57,7 @@ class EngineStopTest : public EngineTest {
     }
     EXPECT_EQ(EndOf(id), Code::kCancelled);
   }
-  // Due so soon after it was accepted as the machine lets it be.
+  // Submits a request with the shortest deadline that is still accepted.
   template <class Make>
   uint64_t SubmitDue(const Make& make, milliseconds left = milliseconds(4)) {
     for (;; left *= 2) {
@@ -80,10 +80,11 @@ TEST_F(EngineStopTest, ACancelledRequestStopsRunning) {
   EXPECT_EQ(EndOf(id), Code::kCancelled);
 }
 
-// The scheduler's thread, or the caller's, which has to wake that up for it.
+// Started by the scheduler's thread, or by the caller's, which then has to wake the scheduler for
+// the deadline.
 class DeadlineTest : public EngineStopTest, public ::testing::WithParamInterface<bool> {};
 
-TEST_P(DeadlineTest, StopsWhatRuns) {
+TEST_P(DeadlineTest, StopsARunningRequest) {
   StartStopping();
   devices_[0]->Hold();
   for (int n = 0; n < 3; ++n) {
@@ -92,7 +93,7 @@ TEST_P(DeadlineTest, StopsWhatRuns) {
       request->may_end_in_submit = GetParam();
       return request;
     };
-    // On a busy machine it may be found too late before it runs.
+    // On a busy machine the request may be refused as too late before it runs.
     Code end = Code::kResourceExhausted;
     for (auto left = milliseconds(4); end == Code::kResourceExhausted; left *= 2) {
       ASSERT_LT(left, std::chrono::seconds(60));
@@ -104,7 +105,7 @@ TEST_P(DeadlineTest, StopsWhatRuns) {
 
 INSTANTIATE_TEST_SUITE_P(Starters, DeadlineTest, ::testing::Bool());
 
-TEST_F(EngineStopTest, TheOthersOfItsBatchAreAnswered) {
+TEST_F(EngineStopTest, CancellingOneRequestDoesNotStopItsBatch) {
   options_.worker.batcher.batch_requests_max = 8;
   StartStopping();
   HoldLane();
@@ -122,7 +123,7 @@ TEST_F(EngineStopTest, TheOthersOfItsBatchAreAnswered) {
   EXPECT_TRUE(CheckAllRows(answered.attention).ok) << "seed " << seed_;
 }
 
-TEST_F(EngineStopTest, ADeviceThatCannotStopAnswers) {
+TEST_F(EngineStopTest, ADeviceThatCannotStopFinishesTheRequest) {
   Start();
   const uint64_t id = HoldLane();
   engine_->Cancel(id);
@@ -130,7 +131,7 @@ TEST_F(EngineStopTest, ADeviceThatCannotStopAnswers) {
   EXPECT_TRUE(collector_.WaitFor(id).status.ok());
 }
 
-TEST_F(EngineStopTest, AbortEndsAllThereIs) {
+TEST_F(EngineStopTest, AbortEndsQueuedRunningAndCheckedRequests) {
   StartEndlessChecks();
   const uint64_t checked = MustSubmit(NewEndlessCheck());
   WaitForRunning("reference check");
@@ -138,7 +139,7 @@ TEST_F(EngineStopTest, AbortEndsAllThereIs) {
   auto sampled = NewEndlessCheck();
   sampled->check = AnswerCheck::kSampled;  // as if the server had chosen it
   const uint64_t sampled_id = MustSubmit(std::move(sampled));
-  collector_.WaitFor(MustSubmit(NewRequest()));  // those have left their lane
+  collector_.WaitFor(MustSubmit(NewRequest()));  // the checks above have left their lane
   const uint64_t running = HoldLane();
   const uint64_t queued = MustSubmit(NewRequest());
   engine_->Drain();
@@ -150,8 +151,8 @@ TEST_F(EngineStopTest, AbortEndsAllThereIs) {
   EXPECT_TRUE(engine_->WaitIdle(kNever));
 }
 
-// What ends there gives its place back to the checker.
-TEST_F(EngineStopTest, AStopWaitsForTheCheckThatRuns) {
+// A request that ends during the stop gives its place back to the checker.
+TEST_F(EngineStopTest, AStopWaitsForARunningCheck) {
   StartEndlessChecks();
   const uint64_t checked = MustSubmit(NewEndlessCheck());
   WaitForRunning("reference check");
@@ -163,7 +164,7 @@ TEST_F(EngineStopTest, AStopWaitsForTheCheckThatRuns) {
   EXPECT_EQ(engine_->inflight(), 0);
 }
 
-TEST_F(EngineStopTest, ACheckEndsWithItsCall) {
+TEST_F(EngineStopTest, ACheckEndsAtACancellationOrDeadline) {
   StartEndlessChecks();
   const uint64_t first = MustSubmit(NewEndlessCheck());
   WaitForRunning("reference check");
@@ -178,7 +179,7 @@ TEST_F(EngineStopTest, ACheckEndsWithItsCall) {
   EXPECT_FALSE(collector_.WaitFor(last).report.has_value());
 }
 
-TEST_F(EngineStopTest, ChecksBeyondTheLimitAreRefusedBeforeTheyAreComputed) {
+TEST_F(EngineStopTest, ChecksBeyondTheLimitAreRefusedBeforeComputing) {
   options_.checker.places_max = 2;
   StartEndlessChecks();
   const uint64_t first = MustSubmit(NewEndlessCheck());
@@ -208,7 +209,7 @@ TEST_F(EngineStopTest, EveryTenantsAnswersAreChecked) {
   }
 }
 
-TEST_F(EngineStopTest, WhatCostsTooMuchByItsKernelIsRefused) {
+TEST_F(EngineStopTest, ARequestThatIsTooExpensiveForItsKernelIsRefused) {
   options_.request_cost_max = 1e9;
   Start();
   const auto refusal = [&](const char* kernel) {
@@ -230,7 +231,7 @@ TEST_F(EngineStopTest, WhatCostsTooMuchByItsKernelIsRefused) {
   collector_.WaitFor(1);
 }
 
-// Has no memory for the next check.
+// Throws std::bad_alloc once, for the next check.
 class StarvingClock final : public Clock {
  public:
   void Starve() { starving_ = true; }
@@ -247,7 +248,7 @@ class StarvingClock final : public Clock {
   mutable std::atomic<bool> starving_{false};
 };
 
-TEST_F(EngineStopTest, WithoutMemoryACheckFailsAndNotTheProcess) {
+TEST_F(EngineStopTest, WithoutMemoryACheckFailsInsteadOfTheProcess) {
   StarvingClock clock;
   Collector ended;
   Checker checker(CheckerOptions(), {1}, clock, *pool_,
@@ -260,7 +261,7 @@ TEST_F(EngineStopTest, WithoutMemoryACheckFailsAndNotTheProcess) {
     checker.Post(std::move(request));
     const Request& unchecked = ended.WaitFor(id);
     EXPECT_FALSE(unchecked.report.has_value());
-    // What its client did not ask for is no reason to keep the answer back.
+    // A check that the client did not ask for must not withhold the answer.
     EXPECT_EQ(unchecked.status.code(), sampled ? Code::kOk : Code::kResourceExhausted);
   }
   auto request = NewRequest();

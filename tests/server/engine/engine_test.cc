@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every request ends exactly once, refusals change nothing, faults reach the right requests.
+// Every request ends exactly once, refusals change nothing, and faults reach only the requests
+// concerned.
 
 #include <chrono>
 
@@ -11,7 +12,7 @@ namespace {
 
 using test::FakeBackend;
 
-TEST_F(EngineTest, AnswersAreRightAndEndOnce) {
+TEST_F(EngineTest, AnswersAreRightAndRequestsEndOnce) {
   options_.worker.lanes = 3;
   options_.worker.queue_requests_max = 1000;
   options_.worker.batcher.batch_requests_max = 8;
@@ -51,7 +52,7 @@ TEST_F(EngineTest, ADeadlineInThePastIsRefused) {
   EXPECT_TRUE(collector_.WaitFor(MustSubmit(NewRequest())).status.ok());
 }
 
-TEST_F(EngineTest, CancelDropsWhatIsQueuedAndLeavesWhatRuns) {
+TEST_F(EngineTest, CancelDropsQueuedRequestsAndLeavesRunningOnes) {
   Start();
   const uint64_t running = HoldLane();
   const uint64_t queued = MustSubmit(NewRequest());
@@ -65,7 +66,7 @@ TEST_F(EngineTest, CancelDropsWhatIsQueuedAndLeavesWhatRuns) {
   EXPECT_EQ(devices_[0]->submitted_items(), 1);
 }
 
-TEST_F(EngineTest, AFullQueueRefusesAndLosesNothing) {
+TEST_F(EngineTest, AFullQueueRefusesAndLosesNoRequest) {
   Start();
   HoldLane();
   for (int i = 0; i < 4; ++i) MustSubmit(NewRequest());
@@ -87,7 +88,7 @@ TEST_F(EngineTest, MemoryAboveTheBudgetIsRefused) {
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.status().code(), Code::kResourceExhausted);
   EXPECT_EQ(engine_->host_pool().used_bytes(), 0);
-  // Memory that others hold comes back in their time, however short the queue is.
+  // The retry hint covers memory held by other requests, however short the queue is.
   const int64_t least_ms = engine_->RetryAfterMs(Code::kResourceExhausted);
   EXPECT_GE(least_ms, 100);
   const Result<HostBlock> held = engine_->host_pool().Take(0, options_.memory_budget_bytes / 2);
@@ -128,7 +129,7 @@ TEST_F(EngineTest, ABatchMayMixKernelsAndShapes) {
   EXPECT_EQ(devices_[0]->batch_sizes(), (std::vector<int64_t>{1, 3}));
 }
 
-TEST_F(EngineTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
+TEST_F(EngineTest, DrainFinishesAcceptedRequestsAndRefusesNewOnes) {
   Start();
   const uint64_t running = HoldLane();
   const uint64_t queued = MustSubmit(NewRequest());
@@ -143,7 +144,7 @@ TEST_F(EngineTest, DrainFinishesWhatWasAcceptedAndRefusesTheRest) {
   EXPECT_TRUE(collector_.WaitFor(queued).status.ok());
 }
 
-TEST_F(EngineTest, AnyFailedSubmissionFailsItsOwnRequestsOnly) {
+TEST_F(EngineTest, AFailedBatchFailsOnlyItsOwnRequests) {
   Start();
   for (int n = 1; n <= 4; ++n) {
     devices_[0]->FailSubmit(n, Internal("planted fault"));
@@ -155,7 +156,7 @@ TEST_F(EngineTest, AnyFailedSubmissionFailsItsOwnRequestsOnly) {
   EXPECT_TRUE(engine_->WaitIdle(kNever));
 }
 
-TEST_F(EngineTest, AFailedItemLeavesItsBatchWell) {
+TEST_F(EngineTest, AFailedItemDoesNotFailItsBatch) {
   options_.worker.batcher.batch_requests_max = 4;
   Start();
   HoldLane();
@@ -168,12 +169,12 @@ TEST_F(EngineTest, AFailedItemLeavesItsBatchWell) {
   EXPECT_EQ(devices_[0]->batch_sizes(), (std::vector<int64_t>{1, 4}));
 }
 
-TEST_F(EngineTest, ALostDeviceFailsItsOwnAndTheOtherServesOn) {
+TEST_F(EngineTest, ALostDeviceFailsOnlyItsOwnRequests) {
   Start(/*devices=*/2);
   devices_[0]->Hold();
   devices_[1]->Hold();
   devices_[0]->LoseDevice();
-  // One runs and one waits on each, the first device's first.
+  // One request runs and one waits on each device; the first goes to device 0.
   std::vector<uint64_t> ids;
   for (int i = 0; i < 4; ++i) ids.push_back(MustSubmit(NewRequest()));
   devices_[0]->WaitForWaiting(1);
@@ -184,7 +185,7 @@ TEST_F(EngineTest, ALostDeviceFailsItsOwnAndTheOtherServesOn) {
   }
   EXPECT_FALSE(engine_->Devices()[0].healthy);
   EXPECT_TRUE(engine_->Devices()[1].healthy);
-  // The other has more outstanding, and is the only one.
+  // Device 1 has more outstanding, but is the only healthy one.
   const uint64_t later = MustSubmit(NewRequest());
   devices_[1]->Release();
   for (const uint64_t id : {ids[1], ids[3], later}) {
@@ -196,8 +197,8 @@ TEST_F(EngineTest, ALostDeviceFailsItsOwnAndTheOtherServesOn) {
   for (const auto& device : engine_->Devices()) EXPECT_EQ(device.outstanding_batches, 0);
 }
 
-// A GPU says INTERNAL, with CUDA's words, of the batch that finds it lost.
-TEST_F(EngineTest, WhateverALostDeviceSaysIsUnavailable) {
+// A GPU reports INTERNAL, with CUDA's message, for the batch during which it is lost.
+TEST_F(EngineTest, AnyErrorOfALostDeviceBecomesUnavailable) {
   Start(/*devices=*/2);
   devices_[0]->LoseDevice(1, Internal("a batch on cpu: cudaErrorIllegalAddress"));
   const Request& lost = collector_.WaitFor(MustSubmit(NewRequest()));
@@ -208,7 +209,7 @@ TEST_F(EngineTest, WhateverALostDeviceSaysIsUnavailable) {
   EXPECT_EQ(collector_.WaitFor(MustSubmit(NewRequest())).device_name, "cpu1");
 }
 
-TEST_F(EngineTest, WithNoHealthyDeviceTheServerSaysUnavailable) {
+TEST_F(EngineTest, WithoutAHealthyDeviceRequestsAreUnavailable) {
   Start();
   devices_[0]->LoseDevice();
   EXPECT_EQ(collector_.WaitFor(MustSubmit(NewRequest())).status.code(), Code::kUnavailable);
@@ -216,7 +217,7 @@ TEST_F(EngineTest, WithNoHealthyDeviceTheServerSaysUnavailable) {
   EXPECT_EQ(Submit(NewRequest()).code(), Code::kUnavailable);
 }
 
-TEST_F(EngineTest, AFullDevicePassesOnToAnother) {
+TEST_F(EngineTest, ARequestPassesFromAFullDeviceToAnother) {
   options_.worker.queue_requests_max = 1;
   options_.worker.batcher.batch_flops_max = 1e5;
   Start(/*devices=*/2);
@@ -236,7 +237,7 @@ TEST_F(EngineTest, AFullDevicePassesOnToAnother) {
   for (const auto& device : engine_->Devices()) EXPECT_EQ(device.outstanding_batches, 0);
 }
 
-TEST_F(EngineTest, ADeviceWithoutLanesIsAnErrorAtStart) {
+TEST_F(EngineTest, ADeviceWithoutLanesFailsTheStart) {
   auto device = std::make_unique<FakeBackend>();
   device->FailMakeLane(1, ResourceExhausted("planted fault"));
   std::vector<std::unique_ptr<Backend>> backends;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Keys that a check fetches from a device: those of the rows, no more, and the same verdict.
+// Keys that a check fetches from a device: only those that the checked rows see, and the verdict
+// does not change.
 
 #include "server/engine/fetched_keys.h"
 
@@ -26,7 +27,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// An attention that is computed, with its pages in an arena and on the host.
+// A computed attention whose pages are both in an arena and on the host.
 struct InArena {
   explicit InArena(uint64_t seed) : InArena(Spec(seed), seed) {}
   InArena(const test::ProblemSpec& spec, uint64_t seed)
@@ -49,7 +50,7 @@ struct InArena {
     return static_cast<char*>(arena.memory().data) +
            (static_cast<const char*>(data) - static_cast<const char*>(owned.input.data));
   }
-  // Sequence, KV head and number of each page that a row sees a key of.
+  // Sequence, KV head and index of each page with a key that a row sees.
   std::set<std::tuple<int64_t, int64_t, int64_t>> PagesSeen(const std::vector<RowId>& rows) const {
     const Problem& p = attention.problem;
     std::set<std::tuple<int64_t, int64_t, int64_t>> pages;
@@ -64,7 +65,7 @@ struct InArena {
     }
     return pages;
   }
-  // Of those pages, the rows within the sequence.
+  // Bytes of those pages' rows that lie within the sequence.
   int64_t BytesSeen(const std::vector<RowId>& rows) const {
     const int64_t page_rows = attention.problem.page_rows;
     int64_t keys = 0;
@@ -106,7 +107,7 @@ class FetchedKeysTest : public ::testing::Test {
   const std::unique_ptr<HostPool> pool_ = MakePool(device_.host_allocator());
 };
 
-TEST_F(FetchedKeysTest, GiveTheSameVerdictFromThePagesThatRowsSee) {
+TEST_F(FetchedKeysTest, GiveTheSameVerdictAsAllPages) {
   const uint64_t seed = test::FreshSeed();
   for (uint64_t n = 0; n < 60; ++n) {
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed) + " n " + std::to_string(n));
@@ -118,7 +119,7 @@ TEST_F(FetchedKeysTest, GiveTheSameVerdictFromThePagesThatRowsSee) {
     EXPECT_EQ(far.arena.copied_bytes(), far.BytesSeen(rows));
     EXPECT_EQ(pool_->used_bytes(), HostPool::BlockBytes(keys->bytes()));
     EXPECT_LE(keys->bytes(), 2 * std::ssize(far.PagesSeen(rows)) * far.PageBytes());
-    // What is on the host is all that is read.
+    // The check reads nothing but the fetched copy.
     std::memset(far.arena.memory().data, 0xff, static_cast<size_t>(far.arena.memory().bytes));
     const RowsReport fetched = CheckRows(keys->attention(), rows);
     const RowsReport whole = CheckRows(far.owned.attention, rows);
@@ -128,7 +129,7 @@ TEST_F(FetchedKeysTest, GiveTheSameVerdictFromThePagesThatRowsSee) {
   }
 }
 
-// Not even as holes.
+// Nor do they take address space.
 TEST_F(FetchedKeysTest, OtherHeadsAndPagesTakeNoMemory) {
   constexpr int64_t kHeads = 8;
   constexpr int64_t kPages = 5;
@@ -136,8 +137,8 @@ TEST_F(FetchedKeysTest, OtherHeadsAndPagesTakeNoMemory) {
       test::InPages(test::MakeSpec(2, 2 * kHeads, kHeads, 1, 16 * kPages, 8, 8), 16);
   InArena far(spec, test::FreshSeed());
   struct Case {
-    std::vector<int64_t> heads;  // of sequence 1, of Q
-    int64_t places;              // for their pages
+    std::vector<int64_t> heads;  // query heads, in sequence 1
+    int64_t places;              // slots for their pages
   };
   for (const Case& each : {Case{{14}, kPages}, Case{{2, 3}, kPages}, Case{{2, 4}, 2 * kPages},
                            Case{{0, 6}, 2 * 6 - 1}}) {
@@ -150,7 +151,7 @@ TEST_F(FetchedKeysTest, OtherHeadsAndPagesTakeNoMemory) {
     EXPECT_TRUE(CheckRows(keys->attention(), rows).ok);
   }
   EXPECT_EQ(pool_->used_bytes(), 0);
-  // A row whose window begins behind most pages.
+  // A row whose window begins after most pages.
   spec.problem.mask.left = 16;
   InArena window(spec, test::FreshSeed());
   const Result<FetchedKeys> keys = window.Fetch({{0, 0, 0}}, *pool_);
@@ -158,7 +159,7 @@ TEST_F(FetchedKeysTest, OtherHeadsAndPagesTakeNoMemory) {
   EXPECT_EQ(keys->bytes(), 2 * window.PageBytes());
 }
 
-TEST_F(FetchedKeysTest, ABudgetWithoutRoomIsSaid) {
+TEST_F(FetchedKeysTest, AFullBudgetIsReported) {
   InArena far(test::InPages(test::MakeSpec(1, 1, 1, 1, 40, 8, 8), 16), test::FreshSeed());
   const Result<HostBlock> most = pool_->Take(0, kBudget - 256);
   ASSERT_TRUE(most.ok());
@@ -177,7 +178,7 @@ TEST_F(FetchedKeysTest, RowsAreChosenWithoutV) {
   EXPECT_GE(std::ssize(SampleRows(blind, 1, CheckWork(blind.problem))), 1);
 }
 
-TEST_F(FetchedKeysTest, MoreThanACheckMayCopyIsRefused) {
+TEST_F(FetchedKeysTest, CopyingMoreThanTheLimitIsRefused) {
   InArena far(test::InPages(test::MakeSpec(1, 1, 1, 1, 40, 8, 8), 16), test::FreshSeed());
   const std::vector<RowId> rows = {{0, 0, 0}};
   const int64_t bytes = 3 * far.PageBytes();
@@ -188,7 +189,7 @@ TEST_F(FetchedKeysTest, MoreThanACheckMayCopyIsRefused) {
   EXPECT_EQ(far.arena.copied_bytes(), 40 * far.BytesOfKey()) << "nothing more";
 }
 
-TEST_F(FetchedKeysTest, ALostDeviceIsSaid) {
+TEST_F(FetchedKeysTest, ALostDeviceIsReported) {
   InArena far(test::FreshSeed());
   far.arena.Lose();
   const std::vector<RowId> rows = {{0, 0, 0}};

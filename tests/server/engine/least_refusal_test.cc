@@ -7,7 +7,7 @@
 namespace attend {
 namespace {
 
-TEST(LeastRefusal, OfSeveralDevicesTheOneThatAsksForTheShortestWait) {
+TEST(LeastRefusal, TheShortestRetryHintOfSeveralDevicesWins) {
   LeastRefusal refused;
   Refusal told;
   EXPECT_TRUE(refused.Tell(told).ok());

@@ -60,7 +60,7 @@ class PlacementTest : public ::testing::Test {
   std::vector<PlaceableDevice> devices_;
 };
 
-TEST_F(PlacementTest, CostsOfEveryCandidate) {
+TEST_F(PlacementTest, EveryCandidateHasItsCosts) {
   Add("cuda:0", DeviceKind::kCuda);
   Add("cpu", DeviceKind::kCpu);
   ASSERT_TRUE(Decide().ok());
@@ -73,7 +73,7 @@ TEST_F(PlacementTest, CostsOfEveryCandidate) {
   }
 }
 
-TEST_F(PlacementTest, LostDevicesAreNoCandidates) {
+TEST_F(PlacementTest, LostDevicesAreNotCandidates) {
   Add("cuda:0", DeviceKind::kCuda);
   Add("cuda:1", DeviceKind::kCuda);
   devices_[0].healthy = false;
@@ -84,7 +84,7 @@ TEST_F(PlacementTest, LostDevicesAreNoCandidates) {
   EXPECT_EQ(Find().status().message(), "no device is healthy");
 }
 
-TEST_F(PlacementTest, WhoeverItCostsTooMuchIsLeftOut) {
+TEST_F(PlacementTest, DevicesForWhichItIsTooExpensiveAreLeftOut) {
   Add("cuda:0", DeviceKind::kCuda);
   Add("cuda:1", DeviceKind::kCuda);
   devices_[0].cost_max = 1;
@@ -97,7 +97,7 @@ TEST_F(PlacementTest, WhoeverItCostsTooMuchIsLeftOut) {
       << refused.ToString();
 }
 
-TEST_F(PlacementTest, GathersOnlyWhereNothingElseNeedsTheBlock) {
+TEST_F(PlacementTest, GathersOnlyIfNothingElseReadsTheBlock) {
   AddGathering("cuda:0");
   test::FakeBackend& other = AddGathering("cuda:1");
   ASSERT_TRUE(Decide().ok());
@@ -114,8 +114,8 @@ TEST_F(PlacementTest, GathersOnlyWhereNothingElseNeedsTheBlock) {
   EXPECT_FALSE(placement().may_gather) << "one of the two cannot";
 }
 
-// Once tensors are left where they arrived, no later decision needs them anywhere else.
-TEST_F(PlacementTest, WhatIsGatheredStaysSo) {
+// Once tensors are left where they arrived, no later decision may need them in a block.
+TEST_F(PlacementTest, AGatheredRequestStaysGathered) {
   AddGathering("cuda:0");
   AddGathering("cuda:1");
   Add("cpu", DeviceKind::kCpu);

@@ -7,7 +7,7 @@
 namespace attend {
 namespace {
 
-TEST(HttpMessageTest, ARequestIsWholeAtItsEmptyLine) {
+TEST(HttpMessageTest, ARequestIsCompleteAtItsEmptyLine) {
   EXPECT_TRUE(IsWholeHttpRequest("GET / HTTP/1.1\r\n\r\n"));
   EXPECT_TRUE(IsWholeHttpRequest("GET /\n\n"));
   EXPECT_FALSE(IsWholeHttpRequest("GET / HTTP/1.1\r\nHost: a\r\n"));
@@ -26,7 +26,7 @@ TEST(HttpMessageTest, ReadsMethodPathAndAuthorization) {
   EXPECT_EQ(ParseHttpRequest("GET /\nAuthorizatio: a\nAuthorizations: b\n\n").authorization, "");
 }
 
-TEST(HttpMessageTest, AnyBytesAreARequest) {
+TEST(HttpMessageTest, MalformedRequestsHaveEmptyFields) {
   for (const char* bytes : {"", "\n", "GET", " ", "?", ":\n:\n", "\r\n\r\n"}) {
     const HttpRequest request = ParseHttpRequest(bytes);
     EXPECT_EQ(request.path, "") << bytes;
@@ -34,7 +34,7 @@ TEST(HttpMessageTest, AnyBytesAreARequest) {
   }
 }
 
-TEST(HttpMessageTest, BasicIsANameAndAPassword) {
+TEST(HttpMessageTest, ParsesBasicCredentials) {
   using Pair = std::pair<std::string, std::string>;
   EXPECT_EQ(ParseBasic("Basic cHJvbWV0aGV1czpvcGVuIHNlc2FtZQ=="),
             Pair("prometheus", "open sesame"));
@@ -46,7 +46,7 @@ TEST(HttpMessageTest, BasicIsANameAndAPassword) {
   }
 }
 
-TEST(HttpMessageTest, AnswersHaveTheirLengthAndHeadNoBody) {
+TEST(HttpMessageTest, ResponsesHaveTheirLengthAndHeadHasNoBody) {
   const HttpAnswer answer{.status = "401 Unauthorized", .body = "no\n", .challenge = "Bearer"};
   EXPECT_EQ(FormatHttpAnswer(answer, true),
             "HTTP/1.1 401 Unauthorized\r\nContent-Type: text/plain; charset=utf-8\r\n"

@@ -34,9 +34,9 @@ class ConnectionHoldsTest : public ::testing::Test {
   std::shared_ptr<ConnectionHolds> holds_;
 };
 
-TEST_F(ConnectionHoldsTest, AConnectionCountsFromItsFirstCallUntilItIsClosed) {
+TEST_F(ConnectionHoldsTest, AConnectionCountsFromItsFirstCallUntilItsClose) {
   ConnectionHolds::Ref a = holds_->Begin("a");
-  EXPECT_EQ(used(0), 0);  // nobody has called
+  EXPECT_EQ(used(0), 0);  // no call yet
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(holds_->Call("a", 0).ok());
   EXPECT_EQ(used(0), 1);
   const ConnectionHolds::Ref b = holds_->Begin("b");
@@ -44,7 +44,7 @@ TEST_F(ConnectionHoldsTest, AConnectionCountsFromItsFirstCallUntilItIsClosed) {
   const ConnectionHolds::Ref c = holds_->Begin("c");
   EXPECT_THAT(holds_->Call("c", 0).message(),
               HasSubstr("tenant limit connections: the tenant has 2, may have at most 2"));
-  EXPECT_TRUE(holds_->Call("a", 0).ok());  // those that it has stay
+  EXPECT_TRUE(holds_->Call("a", 0).ok());  // existing connections stay
   EXPECT_TRUE(holds_->Call("c", 1).ok());
   EXPECT_EQ(limits_->use(0, Limit::kConnections).refused, 1);
   a.reset();
@@ -52,7 +52,7 @@ TEST_F(ConnectionHoldsTest, AConnectionCountsFromItsFirstCallUntilItIsClosed) {
   EXPECT_TRUE(holds_->Call("c", 0).ok());
 }
 
-TEST_F(ConnectionHoldsTest, AConnectionIsACallersOnceACallIsLetIn) {
+TEST_F(ConnectionHoldsTest, AConnectionIsAuthenticatedOnceACallIsAccepted) {
   std::vector<ConnectionHolds::Ref> refs;
   for (const char* const name : {"a", "b", "c", "d"}) refs.push_back(holds_->Begin(name));
   const auto called = [&](size_t n) { return refs[n]->marks()->called.load(); };
@@ -70,7 +70,7 @@ TEST_F(ConnectionHoldsTest, AConnectionIsACallersOnceACallIsLetIn) {
   EXPECT_TRUE(called(4)) << "the same connection";
 }
 
-TEST_F(ConnectionHoldsTest, WithoutItsCallersAConnectionIsAStrangersAgain) {
+TEST_F(ConnectionHoldsTest, WithoutValidCredentialsAConnectionIsUnauthenticatedAgain) {
   const ConnectionHolds::Credential first{1}, second{2}, third{3};
   std::vector<ConnectionHolds::Ref> refs;
   for (const char* const name : {"one", "two", "anyone", "none"}) {
@@ -83,7 +83,8 @@ TEST_F(ConnectionHoldsTest, WithoutItsCallersAConnectionIsAStrangersAgain) {
   };
   EXPECT_TRUE(holds_->Call("one", 0, first).ok());
   EXPECT_TRUE(holds_->Call("two", 0, first).ok());
-  EXPECT_TRUE(holds_->Call("two", 0, second).ok());  // of a tenant that the connection has
+  // the connection counts for that tenant already
+  EXPECT_TRUE(holds_->Call("two", 0, second).ok());
   EXPECT_TRUE(holds_->Call("anyone", 1).ok());
   holds_->CallUncounted("anyone", first);
   holds_->Recheck({first, second, third});
@@ -91,13 +92,13 @@ TEST_F(ConnectionHoldsTest, WithoutItsCallersAConnectionIsAStrangersAgain) {
   holds_->Recheck({second, third});
   EXPECT_THAT(called(), ElementsAre(false, true, true, false));
   EXPECT_EQ(used(0), 2) << "it is open";
-  holds_->Recheck({first});  // once gone, it counts no more
+  holds_->Recheck({first});  // a forgotten credential does not come back
   EXPECT_THAT(called(), ElementsAre(false, false, true, false));
   EXPECT_TRUE(holds_->Call("one", 0, third).ok());
   EXPECT_THAT(called(), ElementsAre(true, false, true, false));
 }
 
-TEST_F(ConnectionHoldsTest, OfManyCallersAFewAreKnown) {
+TEST_F(ConnectionHoldsTest, ABoundedNumberOfCredentialsIsRemembered) {
   const ConnectionHolds::Ref open = holds_->Begin("a");
   std::set<ConnectionHolds::Credential> all;
   for (uint8_t i = 1; i < 100; ++i) {
@@ -134,7 +135,7 @@ TEST_F(ConnectionHoldsTest, CallsOfAClosedConnectionAreNotCounted) {
   EXPECT_EQ(used(0), 0);
 }
 
-TEST_F(ConnectionHoldsTest, ANameCountsUntilTheLastConnectionThatHasIt) {
+TEST_F(ConnectionHoldsTest, ANameCountsUntilItsLastConnectionCloses) {
   ConnectionHolds::Ref old = holds_->Begin("a");
   const ConnectionHolds::Ref later = holds_->Begin("a");
   EXPECT_TRUE(holds_->Call("a", 0).ok());
@@ -149,7 +150,7 @@ TEST_F(ConnectionHoldsTest, ConnectionsMayOutliveIt) {
   EXPECT_EQ(used(0), 0);
 }
 
-TEST_F(ConnectionHoldsTest, ManyThreads) {
+TEST_F(ConnectionHoldsTest, CountsAreRightUnderManyThreads) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([this, t] {

@@ -19,7 +19,7 @@ std::vector<TenantBounds> Parse(const std::string& text) {
   return bounds.ok() ? *bounds : std::vector<TenantBounds>(kTenants.size());
 }
 
-TEST(TenantBounds, NothingIsNoBound) {
+TEST(TenantBounds, AnEmptyFileSetsNoBounds) {
   for (const char* text : {"", "\n\n", "# a comment\n; another\r\n", "[research]\n"}) {
     const std::vector<TenantBounds> bounds = Parse(text);
     ASSERT_EQ(bounds.size(), 3U);
@@ -32,7 +32,7 @@ TEST(TenantBounds, NothingIsNoBound) {
   }
 }
 
-TEST(TenantBounds, SectionsSayWhatDiffersFromWhatHoldsForAll) {
+TEST(TenantBounds, SectionsOverrideTheGeneralBounds) {
   const std::vector<TenantBounds> bounds = Parse(R"(
 requests-in-flight = 64   # of each tenant
 bytes-per-second = "1GiB"
@@ -56,7 +56,7 @@ gflop-per-second = none
 sessions = 8)");
   const TenantBounds& all = bounds[0];
   EXPECT_EQ(all[Limit::kInFlight], 64);
-  EXPECT_EQ(all.bytes, (Rate{1 << 30, 1 << 30}));  // a second's worth
+  EXPECT_EQ(all.bytes, (Rate{1 << 30, 1 << 30}));  // the burst defaults to one second's worth
   EXPECT_EQ(all.cost, (Rate{500'000'000, 500'000'000}));
   EXPECT_EQ(all[Limit::kChecks], 3);
   EXPECT_EQ(all[Limit::kSessionMemory], 64 << 20);
@@ -76,7 +76,7 @@ sessions = 8)");
   EXPECT_FALSE(bounds[2].cost.bounded());
 }
 
-TEST(TenantBounds, ABurstHoldsForWhoeverHasARate) {
+TEST(TenantBounds, AGeneralBurstAppliesOnlyToTenantsWithARate) {
   const std::vector<TenantBounds> bounds =
       Parse("bytes-per-second = 10\nbytes-burst = 7\n[research]\nbytes-per-second = none\n");
   EXPECT_EQ(bounds[0].bytes, (Rate{10, 7}));
@@ -111,10 +111,10 @@ TEST(TenantBounds, ErrorsNameLineKeyValueAndBound) {
       {"[nobody]", "line 1: [nobody] must be a tenant that --tenant names"},
       {"[]", "must be a tenant"},
       {"[research", "must be [TENANT]"},
-      {"bytes-burst = 1", "line 1: bytes-burst is \"1\", must be none, as there is no bytes-per"},
+      {"bytes-burst = 1", "line 1: bytes-burst is \"1\", must be none without bytes-per"},
       {"bytes-per-second = 1\n[research]\nbytes-per-second = none\nbytes-burst = 1",
        "line 4: [research] bytes-burst is \"1\", must be none"},
-      {"gflop-burst = 1", "no gflop-per-second"},
+      {"gflop-burst = 1", "must be none without gflop-per-second"},
   };
   for (const auto& [text, words] : bad) {
     const Result<std::vector<TenantBounds>> bounds = ParseLimits(text, kTenants);

@@ -47,7 +47,7 @@ class TenantLimitsTest : public ::testing::Test {
   std::optional<TenantLimits> limits_;
 };
 
-TEST_F(TenantLimitsTest, WithoutBoundsEverythingEntersAndIsCounted) {
+TEST_F(TenantLimitsTest, WithoutBoundsEveryRequestIsAcceptedAndCounted) {
   Start();
   std::vector<LimitHold> holds(100);
   for (LimitHold& hold : holds) EXPECT_TRUE(Enter(1, hold, kUnlimited, 1e300, true).ok());
@@ -57,7 +57,7 @@ TEST_F(TenantLimitsTest, WithoutBoundsEverythingEntersAndIsCounted) {
   EXPECT_EQ(limits_->use(1, Limit::kBytes).used, 0);
 }
 
-TEST_F(TenantLimitsTest, AFullPlaceRefusesByNameAndBoundAndLetsThroughAfterwards) {
+TEST_F(TenantLimitsTest, AFullLimitRefusesUntilARequestEnds) {
   bounds_[0][Limit::kInFlight] = 2;
   Start();
   LimitHold one, two, three;
@@ -68,34 +68,34 @@ TEST_F(TenantLimitsTest, AFullPlaceRefusesByNameAndBoundAndLetsThroughAfterwards
   EXPECT_THAT(refused.message(),
               HasSubstr("tenant limit requests-in-flight: the tenant has 2, may have at "
                         "most 2"));
-  EXPECT_EQ(three.retry_after_ms(), 0);  // nobody knows
+  EXPECT_EQ(three.retry_after_ms(), 0);  // unknown
   EXPECT_EQ(limits_->use(0, Limit::kInFlight).refused, 1);
   LimitHold other;
-  EXPECT_TRUE(Enter(1, other).ok());  // another tenant's
+  EXPECT_TRUE(Enter(1, other).ok());  // of another tenant
   one.End(0, true, true);
   EXPECT_TRUE(Enter(0, three).ok());
 }
 
-TEST_F(TenantLimitsTest, OnlyRequestsThatAskForACheckTakeAPlaceForIt) {
+TEST_F(TenantLimitsTest, OnlyRequestsWithACheckCountTowardsChecks) {
   bounds_[0][Limit::kChecks] = 1;
   Start();
   LimitHold plain, checked, refused;
   EXPECT_TRUE(Enter(0, checked, 0, 0, true).ok());
   EXPECT_TRUE(Enter(0, plain).ok());
   EXPECT_THAT(Enter(0, refused, 0, 0, true).message(), HasSubstr("checks: the tenant has 1"));
-  EXPECT_EQ(limits_->use(0, Limit::kInFlight).used, 2);  // the refused one took no place
+  EXPECT_EQ(limits_->use(0, Limit::kInFlight).used, 2);  // the refused request is not counted
 }
 
-TEST_F(TenantLimitsTest, ARateInDebtSaysWhenToComeAgain) {
+TEST_F(TenantLimitsTest, ARateInDebtHasARetryHint) {
   bounds_[0].bytes = {1000, 1000};
   Start();
   LimitHold hold, late;
-  EXPECT_TRUE(Enter(0, hold, 3000).ok());  // above the burst, and taken
+  EXPECT_TRUE(Enter(0, hold, 3000).ok());  // above the burst, but accepted
   const Status refused = Enter(0, late, 1);
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
   EXPECT_THAT(refused.message(),
-              HasSubstr("bytes-per-second: the tenant has taken 2000 more than its burst of 1000, "
-                        "may take 1000 bytes a second; it may come again in 2000 ms"));
+              HasSubstr("bytes-per-second: the tenant is 2000 over its burst of 1000, at a rate of "
+                        "1000 bytes a second; retry in 2000 ms"));
   EXPECT_EQ(late.retry_after_ms(), 2000);
   clock_.Advance(milliseconds(1999));
   EXPECT_FALSE(Enter(0, late, 1).ok());
@@ -107,7 +107,7 @@ TEST_F(TenantLimitsTest, ARateInDebtSaysWhenToComeAgain) {
   EXPECT_EQ(limits_->use(0, Limit::kBytes).most, 1000);
 }
 
-TEST_F(TenantLimitsTest, WhatOthersTookSinceItBeganRefusesItsCharge) {
+TEST_F(TenantLimitsTest, ALaterChargeOfAnotherRequestCanRefuseThisOne) {
   bounds_[0].cost = {1'000'000, 1'000'000};
   Start();
   LimitHold one, two;
@@ -119,7 +119,7 @@ TEST_F(TenantLimitsTest, WhatOthersTookSinceItBeganRefusesItsCharge) {
   EXPECT_EQ(two.retry_after_ms(), 1);  // 1 us, rounded up
 }
 
-TEST_F(TenantLimitsTest, WhatWasNotUsedComesBack) {
+TEST_F(TenantLimitsTest, UnusedChargesAreReturned) {
   bounds_[0].bytes = bounds_[0].cost = {1000, 1000};
   Start();
   {
@@ -133,12 +133,12 @@ TEST_F(TenantLimitsTest, WhatWasNotUsedComesBack) {
   sent.End(0, /*bytes_used=*/true, /*cost_used=*/false);
   EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 5000);
   EXPECT_EQ(limits_->use(0, Limit::kCost).used, 0);
-  sent.End(0, false, false);  // it has ended
+  sent.End(0, false, false);  // it has ended already
   EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 5000);
   EXPECT_EQ(limits_->use(0, Limit::kInFlight).used, 0);
 }
 
-TEST_F(TenantLimitsTest, BytesThatCameStayCharged) {
+TEST_F(TenantLimitsTest, ReceivedBytesStayCharged) {
   bounds_[0].bytes = {1000, 1'000'000};
   bounds_[0][Limit::kInFlight] = 1;
   Start();
@@ -153,11 +153,11 @@ TEST_F(TenantLimitsTest, BytesThatCameStayCharged) {
   EXPECT_EQ(used(), 5050);
   first.End(800, /*bytes_used=*/false, false);
   EXPECT_EQ(used(), 850) << "what of it had come";
-  limits_->Came(0, 100);  // of a message that nobody could read
+  limits_->Came(0, 100);  // of a message that could not be read
   EXPECT_EQ(used(), 950);
 }
 
-TEST_F(TenantLimitsTest, WhatARequestBroughtItselfDoesNotRefuseIt) {
+TEST_F(TenantLimitsTest, ARequestsOwnBytesDoNotRefuseIt) {
   bounds_[0].bytes = {1000, 1000};
   Start();
   LimitHold large, other, late;
@@ -169,9 +169,9 @@ TEST_F(TenantLimitsTest, WhatARequestBroughtItselfDoesNotRefuseIt) {
   EXPECT_FALSE(limits_->Begin(0, false, late, 1).ok());
 }
 
-// Who is told when to come again is taken then, however much others send meanwhile; and what was
-// refused costs at most as much again as what is taken.
-TEST_F(TenantLimitsTest, WhatARateRefusedIsOwedAndLocksNobodyOut) {
+// A client that waits as long as it was told is accepted, whatever others send meanwhile. The debt
+// of refused requests at most doubles the cost of the accepted ones.
+TEST_F(TenantLimitsTest, RefusedBytesBecomeABoundedDebt) {
   bounds_[0].bytes = {1000, 1000};
   Start();
   LimitHold first;
@@ -195,8 +195,8 @@ TEST_F(TenantLimitsTest, WhatARateRefusedIsOwedAndLocksNobodyOut) {
   EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 1000 + 500) << "that is paid";
 }
 
-// Whatever is sent in debt, by whom, the tenant is served when its first refusal said.
-TEST_F(TenantLimitsTest, WhatIsSentInDebtDeepensNone) {
+// Whatever is sent in debt, the tenant is served at the time named by its first refusal.
+TEST_F(TenantLimitsTest, RequestsSentInDebtDoNotDeepenIt) {
   constexpr int64_t kMegabyte = 1'000'000;
   bounds_[0].bytes = {kMegabyte, kMegabyte};
   Start();
@@ -218,7 +218,7 @@ TEST_F(TenantLimitsTest, WhatIsSentInDebtDeepensNone) {
   EXPECT_EQ(used(), kMegabyte + 2 * 500) << "with as much again of what is owed";
 }
 
-TEST_F(TenantLimitsTest, SmallCallsHaveABoundOfTheirOwnThoughNobodyAskedForOne) {
+TEST_F(TenantLimitsTest, SmallCallsAreBoundedByDefault) {
   Start();
   std::vector<LimitHold> holds(kSmallCallsDefault);
   for (LimitHold& hold : holds) EXPECT_TRUE(limits_->BeginSmall(0, hold, 0).ok());
@@ -234,7 +234,7 @@ TEST_F(TenantLimitsTest, SmallCallsHaveABoundOfTheirOwnThoughNobodyAskedForOne) 
   EXPECT_EQ(limits_->use(0, Limit::kInFlight).used, kSmallCallsDefault + 1);
 }
 
-TEST_F(TenantLimitsTest, AHoldMoves) {
+TEST_F(TenantLimitsTest, AHoldCanBeMoved) {
   Start();
   LimitHold from, to;
   EXPECT_TRUE(Enter(0, from).ok());
@@ -243,7 +243,7 @@ TEST_F(TenantLimitsTest, AHoldMoves) {
   EXPECT_EQ(limits_->use(0, Limit::kInFlight).used, 1);
 }
 
-TEST_F(TenantLimitsTest, NewBoundsHoldAtOnceAndTakeNothingFromWhoIsIn) {
+TEST_F(TenantLimitsTest, NewBoundsApplyAtOnceButNotToRequestsInFlight) {
   Start();
   std::vector<LimitHold> holds(5);
   for (LimitHold& hold : holds) EXPECT_TRUE(Enter(0, hold, 1000, 1000).ok());
@@ -263,7 +263,7 @@ TEST_F(TenantLimitsTest, NewBoundsHoldAtOnceAndTakeNothingFromWhoIsIn) {
   EXPECT_TRUE(Enter(0, more).ok());
 }
 
-TEST_F(TenantLimitsTest, CountedLimits) {
+TEST_F(TenantLimitsTest, CountedLimitsRefuseByNameAndBound) {
   bounds_[1][Limit::kStreams] = 1;
   Start();
   CountHold one, two, other;
@@ -273,7 +273,7 @@ TEST_F(TenantLimitsTest, CountedLimits) {
   EXPECT_TRUE(limits_->Take(0, Limit::kStreams, other).ok());
   EXPECT_EQ(limits_->use(1, Limit::kStreams).refused, 1);
   two = std::move(one);
-  one.Release();  // it has moved
+  one.Release();  // it has been moved from
   EXPECT_EQ(limits_->use(1, Limit::kStreams).used, 1);
   two.Release();
   two.Release();
@@ -284,7 +284,7 @@ TEST_F(TenantLimitsTest, CountedLimits) {
   EXPECT_EQ(limits_->most(1, Limit::kStreams), 1);
 }
 
-TEST_F(TenantLimitsTest, WhatIsCountedInBytes) {
+TEST_F(TenantLimitsTest, LimitsInBytesRefuseByNameAndBound) {
   bounds_[0][Limit::kSharedMemory] = 100;
   Start();
   CountHold one, two;
@@ -293,7 +293,7 @@ TEST_F(TenantLimitsTest, WhatIsCountedInBytes) {
   EXPECT_THAT(limits_->Take(0, Limit::kSharedMemory, two, 41).message(),
               HasSubstr("tenant limit shared-memory: the tenant has 60 and asks for 41 more, may "
                         "have at most 100"));
-  EXPECT_EQ(limits_->use(0, Limit::kSharedMemory).refused, 1);  // Fits counts none
+  EXPECT_EQ(limits_->use(0, Limit::kSharedMemory).refused, 1);  // Fits does not count refusals
   EXPECT_TRUE(limits_->Fits(0, Limit::kSharedMemory, 40));
   EXPECT_TRUE(limits_->Take(0, Limit::kSharedMemory, two, 40).ok());
   bounds_[0][Limit::kSharedMemory] = 10;
@@ -307,9 +307,8 @@ TEST_F(TenantLimitsTest, WhatIsCountedInBytes) {
   EXPECT_TRUE(limits_->Fits(1, Limit::kSharedMemory, kUnlimited));
 }
 
-// Many threads, and bounds that change meanwhile: never more than the most bound, and in the end
-// nothing is left.
-TEST_F(TenantLimitsTest, ManyThreads) {
+// Many threads while bounds change: usage never exceeds the highest bound, and returns to zero.
+TEST_F(TenantLimitsTest, BoundsHoldUnderManyThreads) {
   constexpr int64_t kBound = 3;
   bounds_[0][Limit::kInFlight] = kBound;
   Start();

@@ -20,54 +20,54 @@ using std::chrono::seconds;
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 constexpr TimePoint kStart{hours(1)};
 
-TEST(TokenBucket, WithoutARateTakesEverything) {
+TEST(TokenBucket, WithoutARateEverythingIsAccepted) {
   TokenBucket bucket;
   for (int i = 0; i < 3; ++i) bucket.Charge(kMost, kStart);
   EXPECT_EQ(bucket.Wait(kStart), Duration::zero());
   EXPECT_EQ(bucket.Missing(kStart), 0);
 }
 
-TEST(TokenBucket, TakesItsBurstAndThenItsRate) {
+TEST(TokenBucket, AllowsItsBurstThenItsRate) {
   TokenBucket bucket({1000, 500});
   for (int i = 0; i < 5; ++i) {
     EXPECT_EQ(bucket.Wait(kStart), Duration::zero()) << i;
     bucket.Charge(100, kStart);
   }
   EXPECT_EQ(bucket.Missing(kStart), 500);
-  EXPECT_EQ(bucket.Wait(kStart), Duration::zero());  // empty is not below zero
+  EXPECT_EQ(bucket.Wait(kStart), Duration::zero());  // empty is not in debt
   bucket.Charge(100, kStart);
   EXPECT_EQ(bucket.Missing(kStart), 600);
   EXPECT_EQ(bucket.Wait(kStart), milliseconds(100));
   EXPECT_EQ(bucket.Wait(kStart + milliseconds(99)), milliseconds(1));
   EXPECT_EQ(bucket.Wait(kStart + milliseconds(100)), Duration::zero());
-  // Full again, and no fuller however long nothing comes.
+  // Full again, and never fuller, however long it rests.
   EXPECT_EQ(bucket.Missing(kStart + milliseconds(600)), 0);
   bucket.Charge(500, kStart + hours(1000));
   bucket.Charge(1, kStart + hours(1000));
   EXPECT_GT(bucket.Wait(kStart + hours(1000)), Duration::zero());
 }
 
-TEST(TokenBucket, AChargeAboveTheBurstIsTakenAndPaidFor) {
+TEST(TokenBucket, AChargeAboveTheBurstIsAcceptedAndPaidOff) {
   TokenBucket bucket({1000, 10});
   bucket.Charge(60'000, kStart);
   EXPECT_EQ(bucket.Wait(kStart), seconds(60) - milliseconds(10));
   EXPECT_EQ(bucket.Missing(kStart), 60'000);
 }
 
-TEST(TokenBucket, WhatWasNotUsedComesBack) {
+TEST(TokenBucket, UnusedChargesAreReturned) {
   TokenBucket bucket({1000, 1000});
   bucket.Charge(5000, kStart);
   bucket.Return(5000);
   EXPECT_EQ(bucket.Missing(kStart), 0);
   EXPECT_EQ(bucket.Wait(kStart), Duration::zero());
-  // What is given back once the bucket is full does not make it fuller.
+  // Returning to a full bucket does not make it fuller.
   bucket.Charge(1000, kStart);
   bucket.Return(1000);
   bucket.Charge(2000, kStart + seconds(10));
   EXPECT_EQ(bucket.Wait(kStart + seconds(10)), seconds(1));
 }
 
-TEST(TokenBucket, WhatMustMakeNoDebtIsChargedUntilItIsEmpty) {
+TEST(TokenBucket, AChargeWithoutDebtStopsAtEmpty) {
   TokenBucket bucket({1000, 500});
   EXPECT_EQ(bucket.ChargeWithoutDebt(200, kStart), 0);
   EXPECT_EQ(bucket.Missing(kStart), 200);
@@ -81,7 +81,7 @@ TEST(TokenBucket, WhatMustMakeNoDebtIsChargedUntilItIsEmpty) {
   EXPECT_EQ(unbounded.ChargeWithoutDebt(kMost, kStart), 0);
 }
 
-TEST(TokenBucket, WhatMustMakeNoDebtMakesNoneAtAnyRateAndTime) {
+TEST(TokenBucket, AChargeWithoutDebtNeverMakesDebt) {
   const auto seed = std::random_device()();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
@@ -100,22 +100,22 @@ TEST(TokenBucket, WhatMustMakeNoDebtMakesNoneAtAnyRateAndTime) {
   }
 }
 
-TEST(TokenBucket, ANewRateKeepsWhatIsOwed) {
+TEST(TokenBucket, ANewRateKeepsTheDebt) {
   TokenBucket bucket({1000, 1000});
   bucket.Charge(11'000, kStart);
   EXPECT_EQ(bucket.Wait(kStart), seconds(10));
   bucket.SetRate({10'000, 1000}, kStart);
   EXPECT_EQ(bucket.Missing(kStart), 11'000);
   EXPECT_EQ(bucket.Wait(kStart), seconds(1));
-  bucket.SetRate({10'000, 1000}, kStart + seconds(1));  // the same: nothing changes
+  bucket.SetRate({10'000, 1000}, kStart + seconds(1));  // the same rate: nothing changes
   EXPECT_EQ(bucket.Missing(kStart + seconds(1)), 1000);
   bucket.SetRate({}, kStart);
   EXPECT_EQ(bucket.Wait(kStart), Duration::zero());
   bucket.SetRate({1, 1}, kStart);
-  EXPECT_EQ(bucket.Missing(kStart), 0);  // without a rate nothing was owed
+  EXPECT_EQ(bucket.Missing(kStart), 0);  // without a rate there was no debt
 }
 
-TEST(TokenBucket, HugeNumbersSaturate) {
+TEST(TokenBucket, HugeNumbersDoNotOverflow) {
   for (const int64_t rate : {int64_t{1}, int64_t{1'000'000'000}, kMost}) {
     for (const int64_t burst : {int64_t{1}, kMost}) {
       TokenBucket bucket({rate, burst});
@@ -132,8 +132,8 @@ TEST(TokenBucket, HugeNumbersSaturate) {
   }
 }
 
-// Whatever comes, whenever: in t a bucket takes at most burst + t * rate + one charge. Who waits as
-// it is told is taken.
+// In time t a bucket accepts at most burst + t * rate + one charge, whatever the load. A client
+// that waits as long as it was told is accepted.
 TEST(TokenBucket, HoldsItsRateUnderRandomLoad) {
   const auto seed = std::random_device()();
   SCOPED_TRACE(seed);
@@ -165,7 +165,7 @@ TEST(TokenBucket, HoldsItsRateUnderRandomLoad) {
   }
 }
 
-TEST(TokenBucket, WhoComesAsToldIsServedAtTheRate) {
+TEST(TokenBucket, AClientThatFollowsTheHintsIsServedAtTheRate) {
   TokenBucket bucket({1000, 1});
   TimePoint now = kStart;
   int64_t taken = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which calls get a line of the access log, and that nothing in a line can pose as another.
+// Which calls get a line in the access log, and that no value in a line can pose as another field.
 
 #include "server/log/access_log.h"
 
@@ -38,7 +38,7 @@ class AccessLogTest : public ::testing::Test {
   Logger logger_{Logger::Options(), std::make_shared<spdlog::sinks::null_sink_mt>()};
 };
 
-TEST_F(AccessLogTest, FailuresAndSlowCallsAreAlwaysWrittenOthersByTheirShare) {
+TEST_F(AccessLogTest, FailedAndSlowCallsAreAlwaysLoggedAndOthersSampled) {
   const auto all = Open({.sample = 1, .slow = milliseconds(50)});
   const auto none = Open({.sample = 0, .slow = milliseconds(50)});
   const auto some = Open({.sample = 0.25, .slow = milliseconds(50)});
@@ -54,7 +54,7 @@ TEST_F(AccessLogTest, FailuresAndSlowCallsAreAlwaysWrittenOthersByTheirShare) {
   EXPECT_NEAR(written, 1000, 150);  // five standard deviations
 }
 
-TEST_F(AccessLogTest, BothSortsHaveARateOfTheirOwn) {
+TEST_F(AccessLogTest, FailedAndOtherCallsHaveSeparateRates) {
   const auto log = Open({.sample = 1, .slow = seconds(1), .rate = 2});
   const auto count = [&log](bool failed) {
     int written = 0;
@@ -69,8 +69,8 @@ TEST_F(AccessLogTest, BothSortsHaveARateOfTheirOwn) {
   EXPECT_EQ(count(false), 6);
 }
 
-// Else strangers would use up what is there for callers' failures, or fill the disk.
-TEST_F(AccessLogTest, RefusedCallersHaveALimitOfTheirOwnAlways) {
+// Otherwise unauthenticated clients would use up the rate of callers' failures, or fill the disk.
+TEST_F(AccessLogTest, RefusedCallersAlwaysHaveASeparateLimit) {
   for (const double rate : {2.0, 0.0}) {
     const auto log = Open({.sample = 1, .slow = seconds(1), .rate = rate});
     int written = 0;
@@ -85,7 +85,7 @@ TEST_F(AccessLogTest, RefusedCallersHaveALimitOfTheirOwnAlways) {
   }
 }
 
-TEST_F(AccessLogTest, AnyBytesStayInTheirFieldOfTheirLine) {
+TEST_F(AccessLogTest, ArbitraryBytesStayWithinTheirField) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lines that were logged before a process ended, however it ended, and readers that do not read.
+// Lines logged just before a process ends, whatever ends it, and readers that do not read.
 
 #include "server/log/last_lines.h"
 
@@ -26,7 +26,7 @@ using test::TemporaryDirectory;
 
 constexpr int kLines = 5000;
 
-// More than a thread writes at once, and then the end.
+// Several threads log at once, and then the process ends.
 void LogAndEnd(const std::string& path, int signal) {
   PrepareWrites();
   LogSettings settings;
@@ -38,7 +38,7 @@ void LogAndEnd(const std::string& path, int signal) {
   raise(signal);
 }
 
-TEST(LastLinesDeathTest, WhatWasLoggedIsWrittenAfterACrash) {
+TEST(LastLinesDeathTest, LoggedLinesAreWrittenAfterACrash) {
   GTEST_FLAG_SET(death_test_style, "fast");
   for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL}) {
     const TemporaryDirectory folder;
@@ -50,8 +50,8 @@ TEST(LastLinesDeathTest, WhatWasLoggedIsWrittenAfterACrash) {
   }
 }
 
-// A process whose log is a pipe that is full ends by its signal all the same.
-TEST(LastLinesDeathTest, AReaderThatDoesNotReadHoldsUpNoCrash) {
+// A process whose log is a full pipe still ends by its signal.
+TEST(LastLinesDeathTest, AStuckReaderDoesNotDelayACrash) {
   GTEST_FLAG_SET(death_test_style, "fast");
   const TemporaryDirectory folder;
   const std::string path = folder.path() / "pipe";
@@ -60,7 +60,7 @@ TEST(LastLinesDeathTest, AReaderThatDoesNotReadHoldsUpNoCrash) {
   EXPECT_EXIT(LogAndEnd(path, SIGSEGV), ::testing::KilledBySignal(SIGSEGV), "");
 }
 
-// Stderr as a pipe that nothing reads, or whose reader has gone.
+// Stderr is a full pipe without reads, or one whose reader has gone.
 void WriteLastLineTo(bool closed) {
   PrepareWrites();
   int ends[2];
@@ -72,7 +72,7 @@ void WriteLastLineTo(bool closed) {
   std::_Exit(0);
 }
 
-TEST(LastLinesDeathTest, ALastLineWaitsForNoReader) {
+TEST(LastLinesDeathTest, ALastLineDoesNotWaitForItsReader) {
   GTEST_FLAG_SET(death_test_style, "fast");
   EXPECT_EXIT(WriteLastLineTo(false), ::testing::ExitedWithCode(0), "");
   EXPECT_EXIT(WriteLastLineTo(true), ::testing::ExitedWithCode(0), "");
@@ -86,7 +86,7 @@ void OpenAfterClosedStreams() {
   std::_Exit(file.get() > STDERR_FILENO ? 0 : 3);
 }
 
-TEST(LastLinesDeathTest, NoFileGetsTheNumberOfAClosedStream) {
+TEST(LastLinesDeathTest, AClosedStandardStreamsNumberIsNotReused) {
   GTEST_FLAG_SET(death_test_style, "fast");
   EXPECT_EXIT(OpenAfterClosedStreams(), ::testing::ExitedWithCode(0), "");
 }

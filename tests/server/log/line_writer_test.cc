@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lines to files and pipes: nobody waits for them, none is lost but for a reason, and each lost one
-// is counted.
+// Lines to files and pipes: writers never wait, a line is lost only for a reason, and every lost
+// line is counted.
 
 #include "server/log/line_writer.h"
 
@@ -46,7 +46,7 @@ class LineWriterTest : public ::testing::Test {
   Logger logger_{Logger::Options(), std::make_shared<spdlog::sinks::ostream_sink_mt>(log_)};
 };
 
-TEST_F(LineWriterTest, LinesOfManyThreadsAreWholeAndInTheirOwnOrder) {
+TEST_F(LineWriterTest, LinesOfEachThreadAreWholeAndInOrder) {
   const auto writer = Open(Path("lines"));
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -70,15 +70,15 @@ TEST_F(LineWriterTest, LinesOfManyThreadsAreWholeAndInTheirOwnOrder) {
   EXPECT_EQ(next, std::vector<int>(4, 1000));
 }
 
-TEST_F(LineWriterTest, WhatWasPushedIsWrittenAtTheEnd) {
+TEST_F(LineWriterTest, PushedLinesAreWrittenAtTheEnd) {
   Open(Path("lines"))->Push("last\n");
   EXPECT_EQ(ReadFile(Path("lines")), "last\n");
   struct stat about {};
   ASSERT_EQ(stat(Path("lines").c_str(), &about), 0);
-  EXPECT_EQ(about.st_mode & 0007, 0u);  // it names clients
+  EXPECT_EQ(about.st_mode & 0007, 0u);  // it contains client names
 }
 
-TEST_F(LineWriterTest, AMovedFileIsMadeAnew) {
+TEST_F(LineWriterTest, AMovedFileIsRecreated) {
   const auto writer = Open(Path("lines"));
   writer->Push("one\n");
   writer->Flush(Soon());
@@ -92,7 +92,7 @@ TEST_F(LineWriterTest, AMovedFileIsMadeAnew) {
   EXPECT_EQ(ReadFile(Path("lines")), "three\n");
 }
 
-TEST_F(LineWriterTest, AFolderThatIsGoneLeavesTheOldFileInUse) {
+TEST_F(LineWriterTest, AMissingFolderKeepsTheOldFileInUse) {
   std::filesystem::create_directory(Path("folder"));
   const auto writer = Open(Path("folder/lines"));
   std::filesystem::rename(Path("folder"), Path("moved"));
@@ -105,21 +105,21 @@ TEST_F(LineWriterTest, AFolderThatIsGoneLeavesTheOldFileInUse) {
   EXPECT_FALSE(LineWriter::Open({"access-log", Path("folder/lines")}, nullptr).ok());
 }
 
-TEST_F(LineWriterTest, AFullDiskLosesLinesAndCountsThem) {
+TEST_F(LineWriterTest, LinesLostToAFullDiskAreCounted) {
   const auto writer = Open("/dev/full");
   for (int i = 0; i < 100; ++i) writer->Push("a line\n");
   writer->Flush(Soon());
   EXPECT_EQ(writer->stats().written, 0);
   EXPECT_EQ(writer->stats().lost, 100);
-  // The thread says so once it has lost them.
+  // The thread reports the loss a moment later.
   const TimePoint until = Soon();
   while (std::chrono::steady_clock::now() < until && log_.str().empty()) std::this_thread::yield();
   EXPECT_NE(log_.str().find("log lines are lost log=\"access-log\" lines="), std::string::npos);
   EXPECT_NE(log_.str().find("No space left on device"), std::string::npos) << log_.str();
 }
 
-// A limit of the process on files stands for the disk: it cuts a write short in the same way.
-TEST_F(LineWriterTest, ALineThatWasCutShortDoesNotRunIntoTheNext) {
+// The process's file size limit stands in for a full disk: it cuts a write short in the same way.
+TEST_F(LineWriterTest, ATruncatedLineDoesNotRunIntoTheNext) {
   const auto writer = Open(Path("lines"));
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -135,16 +135,16 @@ TEST_F(LineWriterTest, ALineThatWasCutShortDoesNotRunIntoTheNext) {
   EXPECT_EQ(writer->stats().lost, 1);
 }
 
-TEST_F(LineWriterTest, AReaderThatDoesNotReadHoldsUpNobody) {
+TEST_F(LineWriterTest, AStuckReaderDoesNotDelayWriters) {
   ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
   const UniqueFd reader(open(Path("pipe").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   auto writer = Open(Path("pipe"), size_t{64} << 10);
   const std::string line = std::string(99, 'x') + "\n";
-  constexpr int kLines = 10'000;  // a megabyte: far more than the pipe and what may wait
+  constexpr int kLines = 10'000;  // a megabyte: far more than the pipe and the queue hold
   for (int i = 0; i < kLines; ++i) writer->Push(line);
   const LineWriter::Stats stats = writer->stats();
   EXPECT_GT(stats.lost, kLines / 2);
-  // What was not lost is read, whole.
+  // Lines that were not lost arrive whole.
   std::string read_back;
   std::vector<char> buffer(size_t{64} << 10);
   const TimePoint until = Soon();
@@ -159,13 +159,13 @@ TEST_F(LineWriterTest, AReaderThatDoesNotReadHoldsUpNobody) {
   for (size_t at = 0; at < read_back.size(); at += line.size()) {
     ASSERT_EQ(read_back.compare(at, line.size(), line), 0) << at;
   }
-  // A writer whose reader stays away ends all the same.
+  // A writer ends although its reader does not read.
   for (int i = 0; i < kLines; ++i) writer->Push(line);
   writer.reset();
   EXPECT_NE(log_.str().find("log lines are lost"), std::string::npos);
 }
 
-TEST_F(LineWriterTest, ALogThatSaysItselfWhatItLostHearsOfItOnceThereIsRoom) {
+TEST_F(LineWriterTest, ALogReportsItsOwnLossesOnceThereIsRoom) {
   ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
   const UniqueFd reader(open(Path("pipe").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   const auto opened = LineWriter::Open({"log-file", Path("pipe"), size_t{64} << 10}, nullptr);
@@ -183,11 +183,11 @@ TEST_F(LineWriterTest, ALogThatSaysItselfWhatItLostHearsOfItOnceThereIsRoom) {
   }
   const LineWriter::Lost lost = writer.TakeLost();
   EXPECT_EQ(lost.lines, writer.stats().lost);
-  EXPECT_EQ(lost.error, "they come faster than they are written");
+  EXPECT_EQ(lost.error, "lines arrive faster than they can be written");
   EXPECT_EQ(writer.TakeLost().lines, 0) << "once is enough";
 }
 
-TEST_F(LineWriterTest, AReaderThatHasGoneIsNoSignal) {
+TEST_F(LineWriterTest, AReaderThatHasGoneDoesNotRaiseASignal) {
   ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
   UniqueFd reader(open(Path("pipe").c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   const auto writer = Open(Path("pipe"));

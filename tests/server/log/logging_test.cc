@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Log lines: safe and structured whatever they are about, bounded in number, in a file that may be
-// moved away.
+// Log lines: safe and structured whatever their values, bounded in number, written to a file that
+// may be moved away.
 
 #include "server/log/logging.h"
 
@@ -44,7 +44,7 @@ std::string TextOf(std::string_view value) {
   return line.substr(before.size(), line.size() - before.size() - 1);
 }
 
-TEST(LogLineTest, FieldsHaveTypes) {
+TEST(LogLineTest, FieldsAreFormattedByType) {
   const LogFields fields = {{"id", std::numeric_limits<uint64_t>::max()},
                             {"low", std::numeric_limits<int64_t>::min()},
                             {"ratio", 0.5},
@@ -70,7 +70,7 @@ TEST(LogLineTest, FieldsHaveTypes) {
   EXPECT_EQ(json.size(), 10u);
 }
 
-TEST(LogLineTest, AValueCannotBeTakenForAnotherField) {
+TEST(LogLineTest, AValueCannotPoseAsAnotherField) {
   EXPECT_EQ(TextOf("x code=OK message=\"fine\""), R"("x code=OK message=\"fine\"")");
   EXPECT_EQ(TextOf("back\\slash"), R"("back\\slash")");
   EXPECT_EQ(TextOf("two\nlines\r\x1b[2J"), R"("two\nlines\u000d\u001b[2J")");
@@ -79,16 +79,17 @@ TEST(LogLineTest, AValueCannotBeTakenForAnotherField) {
   EXPECT_EQ(TextOf("\xe2\x80\xae \xe2\x81\xa6 \xd8\x9c"), R"("\u202e \u2066 \u061c")");      // bidi
   EXPECT_EQ(TextOf("\xe2\x80\xa8 \xe2\x80\x8b"), R"("\u2028 \u200b")");
   EXPECT_EQ(TextOf("\xf3\xa0\x81\x81"), R"("\U000e0041")");  // a tag
-  // Bytes that are no UTF-8: alone, cut, overlong, a surrogate, above the last.
+  // Invalid UTF-8: a lone byte, a truncated sequence, an overlong form, a surrogate, and a code
+  // point above the last.
   EXPECT_EQ(TextOf("\xff \xe2\x82 \xc0\xaf \xed\xa0\x80 \xf4\x90\x80\x80"),
             R"("\xff \xe2\x82 \xc0\xaf \xed\xa0\x80 \xf4\x90\x80\x80")");
   EXPECT_EQ(TextOf("gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80"),
             "\"gr\xc3\xbc\xc3\x9f \xe2\x82\xac \xf0\x9f\x98\x80\"");
-  // The event too is one line.
+  // The event cannot break the line either.
   EXPECT_NE(Line(LogFormat::kText, "a\nb\x9b", {}).find("a\\nb\\x9b\n"), std::string::npos);
 }
 
-// What was escaped is what a reader of JSON gets, except that bytes that are no UTF-8 are marks.
+// A JSON parser gets the original value, except that invalid UTF-8 becomes replacement characters.
 TEST(LogLineTest, JsonIsValidForAnyBytes) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -149,7 +150,7 @@ class LoggerTest : public ::testing::Test {
   std::ostringstream out_;
 };
 
-TEST_F(LoggerTest, AFloodOfOneKindIsCountedAndDoesNotHideOthers) {
+TEST_F(LoggerTest, AFloodOfOneKindIsCountedAndHidesNoOthers) {
   const auto logger = Make(1);
   for (int i = 0; i < 1000; ++i) logger->Log(LogLevel::warn, "failed", {{"n", i}}, "BAD");
   EXPECT_EQ(Lines().size(), 20u);
@@ -163,7 +164,7 @@ TEST_F(LoggerTest, AFloodOfOneKindIsCountedAndDoesNotHideOthers) {
   logger->Log(LogLevel::warn, "failed", {{"n", -1}}, "BAD");
   const std::vector<nlohmann::json> lines = Lines();
   ASSERT_EQ(lines.size(), 2u);
-  EXPECT_EQ(lines[0]["message"], "more lines like this were left out");
+  EXPECT_EQ(lines[0]["message"], "similar lines were left out");
   EXPECT_EQ(lines[0]["event"], "failed");
   EXPECT_EQ(lines[0]["kind"], "BAD");
   EXPECT_EQ(lines[0]["lines"], 980);
@@ -171,12 +172,12 @@ TEST_F(LoggerTest, AFloodOfOneKindIsCountedAndDoesNotHideOthers) {
   EXPECT_EQ(lines[1]["n"], -1);
 }
 
-TEST_F(LoggerTest, WhatWasLeftOutIsSaidOnceTheFloodHasEnded) {
+TEST_F(LoggerTest, SuppressedLinesAreReportedAfterTheFlood) {
   const auto logger = Make(1);
   for (int i = 0; i < 30; ++i) logger->Log(LogLevel::warn, "failed", {});
   EXPECT_EQ(Lines().size(), 20u);
   logger->SayLeftOut();
-  EXPECT_EQ(Lines().size(), 0u);  // it may go on
+  EXPECT_EQ(Lines().size(), 0u);  // the flood may go on
   clock_->Advance(seconds(1));
   logger->SayLeftOut();
   const std::vector<nlohmann::json> lines = Lines();
@@ -185,13 +186,13 @@ TEST_F(LoggerTest, WhatWasLeftOutIsSaidOnceTheFloodHasEnded) {
   clock_->Advance(seconds(60));
   logger->SayLeftOut();
   EXPECT_EQ(Lines().size(), 0u);
-  // At the end nothing is kept back.
+  // At the end nothing is left unreported.
   for (int i = 0; i < 25; ++i) logger->Log(LogLevel::warn, "failed", {});
   logger->SayLeftOut(/*all=*/true);
   EXPECT_EQ(Lines().size(), 21u);
 }
 
-TEST_F(LoggerTest, OverAnHourAFloodWritesNoMoreThanTheRate) {
+TEST_F(LoggerTest, AFloodOfAnHourIsBoundedByTheRate) {
   const auto logger = Make(0.5);
   for (int i = 0; i < 36'000; ++i) {
     logger->Log(LogLevel::warn, "failed", {});
@@ -204,10 +205,10 @@ TEST_F(LoggerTest, OverAnHourAFloodWritesNoMoreThanTheRate) {
   EXPECT_NEAR(lines["failed"], 1810, 2);
   EXPECT_NEAR(lines["without fields"], 1810, 2);
   EXPECT_LE(lines["kinds without number"], LogLimit::kKindsMax + 1810);
-  EXPECT_LE(lines["more lines like this were left out"], 3 * 1802);
+  EXPECT_LE(lines["similar lines were left out"], 3 * 1802);
 }
 
-TEST_F(LoggerTest, RateZeroAndLevelsBelowAreNotLimited) {
+TEST_F(LoggerTest, RateZeroAndLowerLevelsAreNotLimited) {
   const auto unlimited = Make(0);
   for (int i = 0; i < 100; ++i) unlimited->Log(LogLevel::warn, "failed", {});
   EXPECT_EQ(Lines().size(), 100u);
@@ -217,7 +218,7 @@ TEST_F(LoggerTest, RateZeroAndLevelsBelowAreNotLimited) {
   EXPECT_EQ(Lines().size(), 100u);
 }
 
-TEST(LogFileTest, ALogThatLostLinesSaysSoOnceItIsWrittenAgain) {
+TEST(LogFileTest, ALogReportsLostLinesOnceItIsWritableAgain) {
   const TemporaryDirectory directory;
   LogSettings settings;
   settings.file = directory.path() / "log";
@@ -241,14 +242,14 @@ TEST(LogFileTest, ALogThatLostLinesSaysSoOnceItIsWrittenAgain) {
       << text;
 }
 
-TEST_F(LoggerTest, WithoutAFileThereIsNothingToOpenAnewAndThatIsSaidOnce) {
+TEST_F(LoggerTest, WithoutAFileReopeningIsReportedOnce) {
   const auto logger = Make(1);
   logger->Reopen();
   logger->Reopen();
   EXPECT_EQ(Lines().size(), 1u);
 }
 
-TEST(WholeFileTest, LinksAreNotFollowedAndNothingIsLeftBehind) {
+TEST(WholeFileTest, LinksAreNotFollowedAndNoFileIsLeftBehind) {
   const TemporaryDirectory directory;
   const fs::path path = directory.path() / "ready.json";
   const fs::path victim = directory.path() / "victim";
@@ -262,15 +263,14 @@ TEST(WholeFileTest, LinksAreNotFollowedAndNothingIsLeftBehind) {
   EXPECT_EQ(directory.entries().size(), 3u);
 
   const std::string missing = directory.path() / "none" / "ready.json";
-  EXPECT_EQ(
-      CheckFolderOf("ready-file", missing).message(),
-      "ready-file " + missing + ": there is no folder " + (directory.path() / "none").string());
+  EXPECT_EQ(CheckFolderOf("ready-file", missing).message(),
+            "ready-file " + missing + ": missing folder " + (directory.path() / "none").string());
   EXPECT_TRUE(CheckFolderOf("ready-file", path).ok());
   EXPECT_TRUE(CheckFolderOf("ready-file", "ready.json").ok());
   EXPECT_FALSE(WriteWholeFile("ready-file", missing, "").ok());
 }
 
-TEST(RoundByteSizeTest, HasThreeDigitsForPeople) {
+TEST(RoundByteSizeTest, HasThreeDigits) {
   EXPECT_EQ(RoundByteSize(25276502016), "23.5GiB");
   EXPECT_EQ(RoundByteSize(0), "0B");
   EXPECT_EQ(RoundByteSize(999), "999B");

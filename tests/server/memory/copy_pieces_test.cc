@@ -16,7 +16,7 @@
 namespace attend {
 namespace {
 
-TEST(CopyPiecesTest, CopiesEveryByteOnceAndThenSaysSo) {
+TEST(CopyPiecesTest, CopiesEveryByteOnceThenReportsDone) {
   std::mt19937_64 random(test::FreshSeed());
   for (const int threads : {1, 3}) {
     WorkerThreads workers("test", threads);
@@ -36,9 +36,9 @@ TEST(CopyPiecesTest, CopiesEveryByteOnceAndThenSaysSo) {
   }
 }
 
-TEST(CopyPiecesTest, LargeCopiesTakeTurnsWithSmallOnes) {
+TEST(CopyPiecesTest, ALargeCopyDoesNotBlockASmallOne) {
   std::promise<void> gate;
-  std::vector<std::string> done;  // on the one thread
+  std::vector<std::string> done;  // on the only thread
   constexpr size_t kLarge = size_t{32} << 20;
   const std::string from(kLarge, 'x');
   std::string to(3 * kLarge, ' ');

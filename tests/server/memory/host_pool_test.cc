@@ -21,7 +21,7 @@
 namespace attend {
 namespace {
 
-// Counts what it gives and takes back, and fails when told.
+// Counts allocations and releases, and fails on request.
 class CountingAllocator final : public HostAllocator {
  public:
   Result<void*> Allocate(int64_t bytes) override {
@@ -63,7 +63,7 @@ std::unique_ptr<HostPool> MakePool(CountingAllocator& allocator, int64_t budget_
   return std::move(*pool);
 }
 
-TEST(HostPool, TakesItsMemoryOnceAndGivesItBack) {
+TEST(HostPool, AllocatesItsMemoryOnceAndFreesIt) {
   CountingAllocator allocator;
   {
     const auto pool = MakePool(allocator, 4 * kMiB);
@@ -82,7 +82,7 @@ TEST(HostPool, TakesItsMemoryOnceAndGivesItBack) {
   EXPECT_EQ(allocator.live_bytes(), 0);
 }
 
-TEST(HostPool, NoMemoryIsTheMakersError) {
+TEST(HostPool, AFailedAllocationFailsCreation) {
   CountingAllocator allocator;
   allocator.set_fail(true);
   EXPECT_EQ(HostPool::Make(allocator, kMiB, {1}).status().code(), Code::kResourceExhausted);
@@ -108,7 +108,7 @@ TEST(HostPool, RefusesAboveTheBudgetAndChangesNothing) {
   EXPECT_TRUE(pool->Take(0, kMiB).ok());
 }
 
-TEST(HostPool, RefusesWhereWhatIsFreeLiesInPieces) {
+TEST(HostPool, RefusesWhenFreeMemoryIsFragmented) {
   CountingAllocator allocator;
   const auto pool = MakePool(allocator, 8 * kMiB);
   std::vector<HostBlock> blocks;
@@ -117,14 +117,14 @@ TEST(HostPool, RefusesWhereWhatIsFreeLiesInPieces) {
   blocks[2].Release();
   const Result<HostBlock> refused = pool->Take(0, 3 * kMiB);
   ASSERT_FALSE(refused.ok());
-  EXPECT_NE(refused.status().message().find("no piece free that is so large"), std::string::npos)
+  EXPECT_NE(refused.status().message().find("no free block that large"), std::string::npos)
       << refused.status().message();
   blocks[1].Release();
   EXPECT_TRUE(pool->Take(0, 6 * kMiB).ok());
 }
 
-// Half of 16 MiB is for all; of the other half, the first tenant has 2 MiB and the second 6.
-TEST(HostPool, ATenantsOwnPartIsNeitherTakenNorCutUpByOthers) {
+// Half of the 16 MiB is common; of the other half, the first tenant has 2 MiB and the second 6 MiB.
+TEST(HostPool, ATenantsOwnPartIsNeverTakenOrFragmentedByOthers) {
   CountingAllocator allocator;
   const auto pool = MakePool(allocator, 16 * kMiB, {1, 3});
   std::vector<HostBlock> greedy;
@@ -136,7 +136,7 @@ TEST(HostPool, ATenantsOwnPartIsNeitherTakenNorCutUpByOthers) {
   const Status refused = pool->Take(1, 1024).status();
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
   EXPECT_NE(refused.message().find("neither in the tenant's own " + std::to_string(6 * kMiB) +
-                                   " nor in the " + std::to_string(8 * kMiB) + " for all"),
+                                   " nor in the common " + std::to_string(8 * kMiB)),
             std::string::npos)
       << refused.message();
   for (size_t i = 0; i < greedy.size(); i += 2) greedy[i].Release();
@@ -151,8 +151,8 @@ TEST(HostPool, ATenantsOwnPartIsNeitherTakenNorCutUpByOthers) {
   EXPECT_EQ(pool->largest_free_bytes(), 8 * kMiB);
 }
 
-// CouldTake against an empty pool, by sizes around each bound.
-TEST(HostPool, KnowsWhatATenantCanNeverHave) {
+// CouldTake against an empty pool, for sizes around each bound.
+TEST(HostPool, CouldTakeRefusesSizesATenantCanNeverHave) {
   CountingAllocator allocator;
   for (const TenantWeights& weights : {TenantWeights{1}, {1, 3}, {5, 1, 1}, {0, 1}}) {
     const auto pool = MakePool(allocator, kMiB, weights);
@@ -173,7 +173,7 @@ TEST(HostPool, KnowsWhatATenantCanNeverHave) {
   }
 }
 
-TEST(HostPool, EmptyBlocksCostNothing) {
+TEST(HostPool, EmptyBlocksTakeNoMemory) {
   CountingAllocator allocator;
   const auto pool = MakePool(allocator, kMiB);
   Result<HostBlock> block = pool->Take(0, 0);
@@ -182,7 +182,7 @@ TEST(HostPool, EmptyBlocksCostNothing) {
   EXPECT_EQ(pool->used_bytes(), 0);
 }
 
-// Each block keeps what its holder wrote, whoever else takes and returns meanwhile.
+// Every block keeps its holder's bytes while other threads take and return blocks.
 TEST(HostPool, ManyThreadsNeverShareABlock) {
   CountingAllocator allocator;
   const auto pool = MakePool(allocator, 16 * kMiB);
@@ -214,8 +214,9 @@ TEST(HostPool, ManyThreadsNeverShareABlock) {
   EXPECT_EQ(pool->largest_free_bytes(), 16 * kMiB);
 }
 
-// Against a map of every unit: ranges never overlap, and a request fails only if no hole holds it.
-TEST(RangeAllocator, AgreesWithAMapOfEveryUnit) {
+// Compared with a map of all units: ranges never overlap, and a request fails only if no gap fits
+// it.
+TEST(RangeAllocator, AgreesWithAModel) {
   constexpr int64_t kUnit = RangeAllocator::kUnitBytes;
   constexpr int64_t kUnits = 3 * thresholds::kSmallRangeBytesMax / kUnit;
   const uint64_t seed = test::FreshSeed();

@@ -13,7 +13,7 @@
 namespace attend {
 namespace {
 
-TEST(LedgerTest, OneTenantMayHoldAll) {
+TEST(LedgerTest, ALoneTenantMayHoldEverything) {
   Ledger ledger(7, {3});
   EXPECT_EQ(ledger.Room(0), 7);
   EXPECT_EQ(ledger.most(0), 7);
@@ -23,7 +23,7 @@ TEST(LedgerTest, OneTenantMayHoldAll) {
   EXPECT_EQ(ledger.Room(0), 2);
 }
 
-TEST(LedgerTest, HalfIsDividedByWeightAndTheRestGoesToWhoeverComesFirst) {
+TEST(LedgerTest, HalfIsDividedByWeightAndTheRestIsFirstComeFirstServed) {
   Ledger ledger(16, {3, 1});
   EXPECT_EQ(ledger.own(0), 6);
   EXPECT_EQ(ledger.own(1), 2);
@@ -40,13 +40,13 @@ TEST(LedgerTest, HalfIsDividedByWeightAndTheRestGoesToWhoeverComesFirst) {
   EXPECT_EQ(ledger.held(), 16);
 }
 
-TEST(LedgerTest, WhatIsDividedRoundsDown) {
+TEST(LedgerTest, SharesRoundDown) {
   const Ledger ledger(11, {1, 1, 1});
   for (int tenant = 0; tenant < 3; ++tenant) EXPECT_EQ(ledger.own(tenant), 1);
   EXPECT_EQ(ledger.most(0), 9);
 }
 
-TEST(LedgerTest, NoWeightIsTooSmallForAPlace) {
+TEST(LedgerTest, TheSmallestWeightHasAPlace) {
   const Ledger ledger(256, {1000, 1, 0});
   EXPECT_EQ(ledger.own(0), 127);
   EXPECT_EQ(ledger.own(1), 1);
@@ -57,13 +57,13 @@ TEST(LedgerTest, NoWeightIsTooSmallForAPlace) {
   EXPECT_EQ(few.most(1), 4);
 }
 
-TEST(LedgerTest, OneTenantWithAWeightMayHoldAll) {
+TEST(LedgerTest, TheOnlyTenantWithAWeightMayHoldEverything) {
   const Ledger ledger(7, {3, 0, 0});
   EXPECT_EQ(ledger.most(0), 7);
 }
 
-// Whatever tenants do: each can have its own part at any time, and all together never hold more.
-TEST(LedgerTest, AnOwnPartIsAlwaysFree) {
+// Whatever tenants do, each can take its own part at any time, and the total is never exceeded.
+TEST(LedgerTest, ATenantsOwnPartIsAlwaysAvailable) {
   std::mt19937_64 random(test::FreshSeed());
   const auto range = [&](int64_t high) {
     return std::uniform_int_distribution<int64_t>(0, high)(random);

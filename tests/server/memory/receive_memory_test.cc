@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Memory that is page-locked, and a server whose messages arrive in it.
+// Page-locked memory, and a server whose messages are received in it.
 
 #include "server/memory/receive_memory.h"
 
@@ -36,7 +36,7 @@ class NotingAllocator final : public HostAllocator {
   Status refusal;
 };
 
-TEST(ReceiveMemory, IsLockedAsLongAsItIsThere) {
+TEST(ReceiveMemory, IsLockedUntilItIsDestroyed) {
   char data[64];
   NotingAllocator allocator;
   Result<std::unique_ptr<ReceiveMemory>> memory = ReceiveMemory::Lock(allocator, data, 64);
@@ -47,7 +47,7 @@ TEST(ReceiveMemory, IsLockedAsLongAsItIsThere) {
   EXPECT_TRUE(allocator.registered.empty());
 }
 
-TEST(ReceiveMemory, ARefusalIsTold) {
+TEST(ReceiveMemory, ARefusalToLockIsReported) {
   char data[64];
   NotingAllocator allocator;
   allocator.refusal = ResourceExhausted("too much is locked");
@@ -55,7 +55,7 @@ TEST(ReceiveMemory, ARefusalIsTold) {
   EXPECT_EQ(ReceiveMemory::Lock(allocator, nullptr, 0).status().code(), Code::kInvalidArgument);
 }
 
-TEST(ReceiveMemory, ContainsItsRangeAndNothingElse) {
+TEST(ReceiveMemory, ContainsExactlyItsRange) {
   char data[64];
   NotingAllocator allocator;
   const auto memory = *ReceiveMemory::Lock(allocator, data + 8, 48);
@@ -67,10 +67,10 @@ TEST(ReceiveMemory, ContainsItsRangeAndNothingElse) {
   EXPECT_FALSE(memory->Contains(nullptr, 1));
 }
 
-TEST(ReceiveMemory, LargeMessagesArriveInIt) {
+TEST(ReceiveMemory, LargeMessagesAreReceivedInIt) {
   test::TestServer server({}, 1, test::TestServer::Devices::kGathering);
   const auto stub = server.Stub();
-  bool first = true;                           // it tells the transport to read into blocks
+  bool first = true;                           // tells the transport to read into blocks
   for (const int64_t rows : {256, 80, 256}) {  // 1.5 MiB, 120 KiB
     test::WireProblem problem = test::PlainWireProblem(test::FreshSeed(), rows, rows);
     const int64_t before = server.backend().gathered_items();

@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(UploadBudget, OneTenantHasThreeQuarters) {
+TEST(UploadBudget, ALoneTenantMayTakeThreeQuarters) {
   UploadBudget budget(400, {5});
   EXPECT_EQ(budget.bytes_max(0), 300);
   Result<UploadBudget::Hold> most = budget.Take(0, 300);
@@ -25,8 +25,8 @@ TEST(UploadBudget, OneTenantHasThreeQuarters) {
   EXPECT_EQ(budget.Take(0, INT64_MAX).status().code(), Code::kResourceExhausted);
 }
 
-TEST(UploadBudget, ATenantsPartIsForItAlone) {
-  UploadBudget budget(800, {1, 2});  // 300 are divided, 300 are for all
+TEST(UploadBudget, ATenantsPartIsReserved) {
+  UploadBudget budget(800, {1, 2});  // 300 are divided, 300 are common
   EXPECT_EQ(budget.bytes_max(0), 400);
   EXPECT_EQ(budget.bytes_max(1), 500);
   std::vector<UploadBudget::Hold> greedy;
@@ -37,12 +37,14 @@ TEST(UploadBudget, ATenantsPartIsForItAlone) {
   }
   const Status refused = budget.Take(1, 1).status();
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
-  EXPECT_THAT(refused.message(), HasSubstr("request needs 1 bytes, the tenant has 500 of the 500"));
+  EXPECT_THAT(
+      refused.message(),
+      HasSubstr("request needs 1 bytes; the tenant's incomplete uploads hold 500 of at most 500"));
   Result<UploadBudget::Hold> own = budget.Take(0, 100);
   ASSERT_TRUE(own.ok());
   const Status beyond = budget.Take(0, 1).status();
-  EXPECT_THAT(beyond.message(), HasSubstr("the tenant has 100 of the 400 for its incomplete "
-                                          "uploads, of which 100 are for it alone"));
+  EXPECT_THAT(beyond.message(), HasSubstr("the tenant's incomplete uploads hold 100 of at most "
+                                          "400, of which 100 are reserved for it"));
   greedy.pop_back();
   const Result<UploadBudget::Hold> common = budget.Take(0, 100);
   EXPECT_TRUE(common.ok());

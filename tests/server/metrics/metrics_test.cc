@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The exposition as Prometheus reads it: families and label sets from the start, what recording
-// changes, and promtool's judgement where it is installed.
+// The exposition as Prometheus reads it: all families and label sets exist from the start,
+// recordings change the right ones, and promtool accepts it, if installed.
 
 #include "server/metrics/metrics.h"
 
@@ -51,7 +51,7 @@ std::string Serialize(const Metrics& metrics) {
   return prometheus::TextSerializer().Serialize(metrics.registry()->Collect());
 }
 
-// All of the contract's families but those that NVML fills.
+// All families of the contract, except those filled by NVML.
 const char* const kFamilies[] = {"attend_build_info",
                                  "attend_requests_total",
                                  "attend_objective_requests_total",
@@ -97,7 +97,7 @@ const char* const kFamilies[] = {"attend_build_info",
                                  "attend_reference_check_rows_total",
                                  "process_start_time_seconds"};
 
-TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
+TEST(MetricsTest, EveryFamilyAndKnownLabelSetStartsAtZero) {
   Metrics metrics("1.2.3");
   metrics.AddDevices({{"cpu", 2}, {"cuda:0", 4}}, {{"default", 1}, {"a", 3}});
   const Exposition start(Serialize(metrics));
@@ -146,7 +146,7 @@ TEST(MetricsTest, EveryFamilyAndKnownLabelSetStandsAtZeroFromTheStart) {
   EXPECT_GT(start.samples.at("process_start_time_seconds"), 1.6e9);
 }
 
-TEST(MetricsTest, RecordingChangesWhatItShould) {
+TEST(MetricsTest, RecordingsChangeTheRightSamples) {
   Metrics metrics("1.2.3");
   metrics.AddDevices({{"cpu", 2}}, {{"default", 1}, {"a", 3}});
   Request request;
@@ -217,8 +217,8 @@ TEST(MetricsTest, RecordingChangesWhatItShould) {
   expect("attend_tenant_queue_requests{device=\"cpu\",tenant=\"default\"}", 0);
 }
 
-// Such an answer is neither right nor wrong.
-TEST(MetricsTest, AnUndecidedCheckCountsAsSuch) {
+// Such an answer counts as neither right nor wrong.
+TEST(MetricsTest, AnUndecidedCheckIsCountedSeparately) {
   Metrics metrics("1.2.3");
   metrics.AddDevices({{"cpu", 1}});
   Request request;
@@ -236,7 +236,7 @@ TEST(MetricsTest, AnUndecidedCheckCountsAsSuch) {
   EXPECT_EQ(now.samples.at("attend_reference_check_rows_unjudged_total"), 3);
 }
 
-TEST(MetricsTest, ARequestAndItsFlopsCountWhereItRan) {
+TEST(MetricsTest, ARequestCountsForTheDeviceAndKernelThatRanIt) {
   Metrics metrics("1.2.3");
   metrics.AddDevices({{"cuda:0", 4}, {"cuda:1", 4}, {"cuda:2", 4}});
   Request request;
@@ -268,8 +268,8 @@ TEST(MetricsTest, ARequestAndItsFlopsCountWhereItRan) {
             0);
 }
 
-// Overlap is phases over span: of a batch whose phases follow each other 1, of this one 2.
-TEST(MetricsTest, BatchesAddUpToPhasesSpanAndParts) {
+// Overlap is the sum of phases over the span: 1 for a batch whose phases follow each other, 2 here.
+TEST(MetricsTest, BatchesAddToPhasesSpanAndParts) {
   Metrics metrics("1.2.3");
   metrics.AddDevices({{"cpu", 1}, {"cuda:0", 4}});
   BatchOutcome outcome;
@@ -298,7 +298,7 @@ TEST(MetricsTest, BatchesAddUpToPhasesSpanAndParts) {
   EXPECT_EQ(now.samples.at("attend_device_memory_limit_bytes{device=\"cuda:0\"}"), 9);
 }
 
-TEST(MetricsTest, AServersScrapeHasItsDevicesMemoryAndParts) {
+TEST(MetricsTest, AScrapeHasTheDevicesMemoryAndParts) {
   test::TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   server.backend().CutItems([](const Problem&) { return true; }, 7);
   server.backend().SetMemoryUse({1000, 4000});
@@ -313,8 +313,8 @@ TEST(MetricsTest, AServersScrapeHasItsDevicesMemoryAndParts) {
   EXPECT_EQ(scrape.samples.at("attend_device_memory_limit_bytes{device=\"cpu\"}"), 4000);
 }
 
-// Names in calls' metadata that the settings do not know make no label sets: they are "default"'s.
-TEST(MetricsTest, TenantsAreTheConfiguredOnes) {
+// Unknown tenant names in call metadata create no label sets; their requests count for "default".
+TEST(MetricsTest, OnlyConfiguredTenantsHaveLabelSets) {
   test::TestServer server([](Config& config) {
     config.metrics_listen = "127.0.0.1:0";
     config.tenants = *Tenants::Parse({"a=2"});
@@ -358,7 +358,7 @@ TEST(MetricsTest, TenantsAreTheConfiguredOnes) {
   }
 }
 
-TEST(GpuStatsTest, FamiliesExistWithoutGpus) {
+TEST(GpuStatsTest, GpuFamiliesExistWithoutGpus) {
   const GpuStats stats({"cpu"});
   const auto families = stats.Collect();
   ASSERT_EQ(families.size(), 3u);

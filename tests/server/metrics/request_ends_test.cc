@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which requests count as ended by their clients' doing, whatever the server did: alerts take them
-// off the errors, or are about them.
+// Which requests count as ended by their clients, independent of the server: alerts subtract them
+// from the errors, or watch them.
 
 #include <gtest/gtest.h>
 #include <prometheus/registry.h>
@@ -23,7 +23,7 @@ class RequestEndsTest : public testing::Test {
  protected:
   RequestEndsTest() { metrics_.AddDevices({{"cpu", 2}}); }
 
-  // Ends the request so, and returns what the family has counted.
+  // Ends the request with `code`. Returns the family's count.
   double Count(Request& request, Code code, const std::string& family) {
     request.received = kReceived;
     const uint8_t reason = request.status.reason();
@@ -47,7 +47,7 @@ class RequestEndsTest : public testing::Test {
   Metrics metrics_{"1.2.3"};
 };
 
-TEST_F(RequestEndsTest, OnlyADeadlineThatLeftNoTimeIsShort) {
+TEST_F(RequestEndsTest, OnlyADeadlineThatLeavesNoTimeCountsAsShort) {
   const auto count = [&](Code code, TimePoint deadline) {
     Request request;
     request.deadline = deadline;
@@ -63,7 +63,7 @@ TEST_F(RequestEndsTest, OnlyADeadlineThatLeftNoTimeIsShort) {
   EXPECT_EQ(Counted("attend_objective_requests_total"), 4);
 }
 
-TEST_F(RequestEndsTest, DeadlinesAreKeptOrItIsCountedWhereTheyWereNot) {
+TEST_F(RequestEndsTest, RequestsWithDeadlinesAreCountedByOutcome) {
   const auto count = [&](Code code, bool late, bool queued, bool started) {
     Request request;
     request.deadline = kReceived + milliseconds(10);
@@ -93,7 +93,7 @@ TEST_F(RequestEndsTest, DeadlinesAreKeptOrItIsCountedWhereTheyWereNot) {
   EXPECT_EQ(Count(request, Code::kResourceExhausted, "attend_short_deadlines_total"), 2);
 }
 
-TEST_F(RequestEndsTest, OnlyWhatIsCancelledBeforeItIsAcceptedIsCancelledEarly) {
+TEST_F(RequestEndsTest, OnlyACancellationBeforeAcceptanceCountsAsEarly) {
   const auto count = [&](Code code, TimePoint enqueued, Transport transport,
                          bool header_taken = false) {
     Request request;

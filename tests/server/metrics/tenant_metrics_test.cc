@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What counts as a tenant's requests, and which of them a limit of its own refused: the alerts on
-// errors take those off, so they must be requests and no others.
+// What counts as a request of a tenant, and which requests were refused by the tenant's own limit:
+// alerts on errors subtract those, so they must be counted as requests too.
 
 #include "server/metrics/tenant_metrics.h"
 
@@ -16,7 +16,7 @@
 namespace attend {
 namespace {
 
-// Of the tenant a where the family is by tenant, by all codes if there is none.
+// The family's sum for tenant a, if it is per tenant, and for `code`; for all codes without one.
 double Value(const Metrics& metrics, const std::string& family, const std::string& code = "") {
   double sum = 0;
   for (const prometheus::MetricFamily& each : metrics.registry()->Collect()) {
@@ -47,7 +47,7 @@ class TenantMetricsTest : public testing::Test {
   Metrics metrics_{"1.2.3"};
 };
 
-TEST_F(TenantMetricsTest, OnlyARequestThatEndedForItsTenantsLimitIsLimited) {
+TEST_F(TenantMetricsTest, OnlyARequestRefusedByItsTenantsLimitCountsAsLimited) {
   const char* const limited = "attend_tenant_limited_requests_total";
   Finish(metrics_, Code::kResourceExhausted, true);
   EXPECT_EQ(Value(metrics_, limited), 1);
@@ -61,11 +61,11 @@ TEST_F(TenantMetricsTest, OnlyARequestThatEndedForItsTenantsLimitIsLimited) {
   EXPECT_EQ(Value(metrics_, "attend_objective_requests_total"), 3);
 }
 
-TEST_F(TenantMetricsTest, SmallCallsAreNoRequests) {
+TEST_F(TenantMetricsTest, SmallCallsDoNotCountAsRequests) {
   metrics_.RecordSmallCall(1, Code::kResourceExhausted);
   metrics_.RecordRejection(Rejection::kTenantLimit);
   metrics_.RecordSmallCall(1, Code::kOk);
-  metrics_.RecordSmallCall(0, Code::kOk);  // another's
+  metrics_.RecordSmallCall(0, Code::kOk);  // of another tenant
   EXPECT_EQ(Value(metrics_, "attend_tenant_small_calls_total"), 2);
   EXPECT_EQ(Value(metrics_, "attend_tenant_small_calls_total", "RESOURCE_EXHAUSTED"), 1);
   EXPECT_EQ(Value(metrics_, "attend_tenant_limited_requests_total"), 0);

@@ -44,7 +44,7 @@ class CallMessagesTest : public ::testing::Test {
   int64_t read_ = 0;
 };
 
-TEST_F(CallMessagesTest, AMessageStallsUntilItIsWhole) {
+TEST_F(CallMessagesTest, AnIncompleteMessageStalls) {
   EXPECT_FALSE(Stalls(100)) << "nothing has come";
   const std::string message = Message(100);
   for (size_t at = 0; at < message.size(); ++at) {
@@ -60,12 +60,12 @@ TEST_F(CallMessagesTest, AMessageStallsUntilItIsWhole) {
   EXPECT_FALSE(Stalls(100));
 }
 
-TEST_F(CallMessagesTest, PiecesOfAnySizeEndWhereTheMessagesDo) {
+TEST_F(CallMessagesTest, MessageEndsAreFoundInPiecesOfAnySize) {
   const auto seed = std::random_device()();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   std::string bytes;
-  std::string whole;  // of each byte, whether a message ends with it
+  std::string whole;  // for each byte, whether a message ends with it
   for (int i = 0; i < 200; ++i) {
     const std::string message = Message(random() % 3 == 0 ? random() % 9 : random() % 20000);
     bytes += message;
@@ -79,7 +79,7 @@ TEST_F(CallMessagesTest, PiecesOfAnySizeEndWhereTheMessagesDo) {
   }
 }
 
-TEST_F(CallMessagesTest, WhatBringsEnoughHasAsMuchTimeAgain) {
+TEST_F(CallMessagesTest, EnoughProgressRestartsTheTimeout) {
   const std::string some(CallMessages::kProgressBytes, 'd');
   Add(1, Message(1 << 20).substr(0, 10));
   Add(1, some, kStart + seconds(9));
@@ -96,9 +96,9 @@ TEST_F(CallMessagesTest, WhatBringsEnoughHasAsMuchTimeAgain) {
   EXPECT_TRUE(Stalls(35)) << "each for itself";
 }
 
-// Clients send windows in turn: over a link of 4 MiB a second, eight messages of 16 MiB wait for
-// each other.
-TEST_F(CallMessagesTest, WhatWaitsForOthersOfABusyConnectionDoesNotStall) {
+// Clients serve their streams' windows in turn: at 4 MiB/s, eight messages of 16 MiB wait for each
+// other.
+TEST_F(CallMessagesTest, AMessageDoesNotStallWhileItsConnectionIsBusy) {
   const std::string large = Message(16 << 20);
   constexpr int kCalls = 8, kSecondsOfEach = 4;
   for (int i = 0; i < kCalls; ++i) {
@@ -115,7 +115,7 @@ TEST_F(CallMessagesTest, WhatWaitsForOthersOfABusyConnectionDoesNotStall) {
   EXPECT_FALSE(Stalls(1000)) << "all are whole";
 }
 
-TEST_F(CallMessagesTest, AConnectionIsBusyByWhatItBringsForEachMessage) {
+TEST_F(CallMessagesTest, ABusyConnectionMakesProgressForEveryMessage) {
   constexpr int kCalls = 8;
   for (int i = 0; i < kCalls; ++i) {
     messages_.Open(3 + 2 * i);
@@ -144,8 +144,8 @@ TEST_F(CallMessagesTest, AConnectionIsBusyByWhatItBringsForEachMessage) {
   EXPECT_TRUE(Stalls(69));
 }
 
-// A server that takes no more, as too much waits there already, is no fault of its client.
-TEST_F(CallMessagesTest, WhoMaySendNoMoreDoesNotStall) {
+// When the server's windows are full, the client is not at fault.
+TEST_F(CallMessagesTest, AClientWithoutWindowDoesNotStall) {
   const auto begin = [this](int32_t stream) {
     messages_.Open(stream);
     Add(stream, Message(1 << 20).substr(0, 5000));
@@ -172,7 +172,7 @@ TEST_F(CallMessagesTest, WhoMaySendNoMoreDoesNotStall) {
   EXPECT_TRUE(Stalls(410));
 }
 
-TEST_F(CallMessagesTest, TheEndMayBeShorterThanWhatMustCome) {
+TEST_F(CallMessagesTest, TheLastPieceMayBeSmallerThanTheProgressBound) {
   messages_.SetFirstWindow(1000);
   messages_.Open(3);
   Add(3, Message(1095).substr(0, 1000));
@@ -181,12 +181,12 @@ TEST_F(CallMessagesTest, TheEndMayBeShorterThanWhatMustCome) {
   EXPECT_TRUE(Stalls(110)) << "the message could be whole";
 }
 
-TEST_F(CallMessagesTest, LengthsAreOf32Bits) {
+TEST_F(CallMessagesTest, LengthsHave32Bits) {
   Add(1, std::string("\xff\xff\xff\xff\xff", 5));
   EXPECT_TRUE(Stalls(100)) << "4 GiB less a byte are missing";
 }
 
-TEST_F(CallMessagesTest, WhatIsNotWholeIsHeld) {
+TEST_F(CallMessagesTest, IncompleteMessagesAreHeld) {
   constexpr int64_t kBuffer = CallMessages::kBufferBytes;
   const std::string large = Message(1 << 20);
   Add(1, Message(100) + Message(0));
@@ -204,8 +204,8 @@ TEST_F(CallMessagesTest, WhatIsNotWholeIsHeld) {
   EXPECT_EQ(messages_.Held(), 0);
 }
 
-// A few bytes here and there keep whole buffers.
-TEST_F(CallMessagesTest, WhatIsInTheSameBuffersIsHeldToo) {
+// A few scattered bytes keep whole buffers alive.
+TEST_F(CallMessagesTest, BuffersWithPiecesOfAMessageAreHeldWhole) {
   constexpr int64_t kBuffer = CallMessages::kBufferBytes;
   const std::string large = Message(1 << 20);
   Add(1, large.substr(0, 100));
@@ -220,7 +220,7 @@ TEST_F(CallMessagesTest, WhatIsInTheSameBuffersIsHeldToo) {
   EXPECT_EQ(messages_.Held(), 1100 + 11 * kBuffer) << "what comes later is not";
 }
 
-TEST(MessageMemoryTest, SaysWhenToLook) {
+TEST(MessageMemoryTest, SignalsWhenToLook) {
   const auto memory = std::make_shared<MessageMemory>(1600);
   CallMessages messages(memory);
   const auto add = [&, bytes = std::string(99, '\0')](size_t number) {

@@ -9,7 +9,7 @@
 namespace attend {
 namespace {
 
-TEST(ConnectionLimitsTest, FollowTheDescriptors) {
+TEST(ConnectionLimitsTest, FollowTheDescriptorLimit) {
   const auto limits = [](int64_t connections, int64_t per_peer, int64_t descriptors,
                          int64_t regions = 0) {
     return LimitConnections({connections, per_peer}, descriptors, regions);
@@ -20,7 +20,7 @@ TEST(ConnectionLimitsTest, FollowTheDescriptors) {
     EXPECT_EQ(got->connections, connections);
     EXPECT_EQ(got->per_peer, per_peer);
   };
-  expect(limits(0, 0, 200), 136, 34);  // 64 are others'
+  expect(limits(0, 0, 200), 136, 34);  // 64 are reserved
   expect(limits(0, 0, 1024), 768, 192);
   expect(limits(0, 0, int64_t{1} << 30), 16384, 4096);
   expect(limits(0, 0, 10), 1, 1);
@@ -34,7 +34,7 @@ TEST(ConnectionLimitsTest, FollowTheDescriptors) {
   EXPECT_FALSE(limits(0, 0, 320, 256).ok()) << "there would be none";
   const Result<ConnectionLimits> refused = limits(961, 0, 1024);
   ASSERT_FALSE(refused.ok());
-  EXPECT_NE(refused.status().message().find("961 must be at most 960"), std::string::npos)
+  EXPECT_NE(refused.status().message().find("961, must be at most 960"), std::string::npos)
       << refused.status().message();
 }
 

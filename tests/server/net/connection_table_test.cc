@@ -21,7 +21,7 @@ using Room = ConnectionTable::Room;
 
 constexpr TimePoint kStart{};
 
-TEST(ConnectionTableTest, BoundsAllAndEachPeer) {
+TEST(ConnectionTableTest, BoundsAllConnectionsAndThoseOfEachPeer) {
   ConnectionTable table(3, 2);
   EXPECT_EQ(table.RoomFor("a"), Room::kFree);
   table.Add({10, 100, "a"}, kStart);
@@ -37,7 +37,7 @@ TEST(ConnectionTableTest, BoundsAllAndEachPeer) {
   EXPECT_EQ(table.size(), 2);
 }
 
-TEST(ConnectionTableTest, TheOldestSilentIsOfAllOrOfAPeer) {
+TEST(ConnectionTableTest, FindsTheOldestSilentConnectionOfAllOrOfAPeer) {
   ConnectionTable table(9, 9);
   EXPECT_EQ(table.OldestSilent(), std::nullopt);
   EXPECT_EQ(table.OldestSilent("a"), std::nullopt);
@@ -67,7 +67,7 @@ std::shared_ptr<ConnectionUse> MakeUse(bool called = false) {
   return use;
 }
 
-TEST(ConnectionTableTest, AStrangerWhoWatchesHealthStays) {
+TEST(ConnectionTableTest, AnUnauthenticatedHealthWatchStays) {
   ConnectionTable table(4, 4);
   auto marks = std::make_shared<ConnectionMarks>();
   auto use = std::make_shared<ConnectionUse>();
@@ -82,7 +82,7 @@ TEST(ConnectionTableTest, AStrangerWhoWatchesHealthStays) {
   EXPECT_FALSE(table.OldestStranger()->stays);
 }
 
-TEST(ConnectionTableTest, MessagesStallOnConnectionsOfAnybody) {
+TEST(ConnectionTableTest, MessagesStallOnAuthenticatedConnectionsToo) {
   ConnectionTable table(4, 4);
   const uint8_t half[] = {0, 0};
   for (const int fd : {5, 6, 7, 8}) {
@@ -105,7 +105,7 @@ TEST(ConnectionTableTest, MessagesStallOnConnectionsOfAnybody) {
   EXPECT_EQ(table.Stalled(kStart + seconds(99), seconds(10)).size(), 1U) << "each ends once";
 }
 
-TEST(ConnectionTableTest, WhoseMessagesTakeMostIsFound) {
+TEST(ConnectionTableTest, FindsTheConnectionsWithTheLargestMessages) {
   constexpr int64_t kBuffer = CallMessages::kBufferBytes;
   ConnectionTable table(9, 9);
   std::shared_ptr<ConnectionUse> use;
@@ -138,7 +138,7 @@ TEST(ConnectionTableTest, WhoseMessagesTakeMostIsFound) {
   EXPECT_EQ(found(500'000).front(), '4') << "what no call has asked for counts";
 }
 
-TEST(ConnectionTableTest, WhatIsEndedMakesRoomForSoMany) {
+TEST(ConnectionTableTest, TheNumberOfUnclosedEndedConnectionsIsBounded) {
   constexpr int kMost = 100;
   ConnectionTable table(kMost, kMost);
   for (int fd = 0; fd < kMost; ++fd) {
@@ -160,24 +160,24 @@ TEST(ConnectionTableTest, WhatIsEndedMakesRoomForSoMany) {
   EXPECT_EQ(table.RoomFor("a"), Room::kPeerFull);
   EXPECT_FALSE(table.MayEnd(Room::kPeerFull, "a")) << "the process may have no descriptors left";
   EXPECT_FALSE(table.MayEnd(Room::kFull, "b"));
-  table.Sweep([](int fd, ino_t) { return fd >= 7; });  // seven that were ended are closed
+  table.Sweep([](int fd, ino_t) { return fd >= 7; });  // seven ended ones are closed now
   EXPECT_TRUE(table.MayEnd(Room::kPeerFull, "a"));
   EXPECT_EQ(table.size(), kMost + ConnectionTable::kEndingMax - 7);
 }
 
-// gRPC does not say when it closes what it was given.
-TEST(ConnectionTableTest, WhatIsClosedByOthersIsForgotten) {
+// gRPC does not report when it closes a descriptor that it was given.
+TEST(ConnectionTableTest, ConnectionsClosedElsewhereAreForgotten) {
   ConnectionTable table(4, 4);
   table.Add({10, 100, "a"}, kStart);
   table.Add({11, 101, "a"}, kStart);
-  table.Add({12, 102, "b"}, kStart);  // silent: its end is seen here
+  table.Add({12, 102, "b"}, kStart);  // silent: the listener sees its end itself
   table.Spoke(10);
   table.Spoke(11);
   const std::set<std::pair<int, ino_t>> open = {{11, 101}, {10, 999}};  // 10 is another socket now
   table.Sweep([&](int fd, ino_t inode) { return open.count({fd, inode}) == 1; });
   EXPECT_EQ(table.size(), 2);
   EXPECT_TRUE(table.IsSilent(12));
-  // A descriptor that comes again is another connection.
+  // A reused descriptor is a new connection.
   table.Add({11, 103, "b"}, kStart);
   EXPECT_EQ(table.size(), 2);
   EXPECT_TRUE(table.IsSilent(11));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which connections that were handed over make room for others, or end in time.
+// Which unauthenticated connections make room for others, or time out.
 
 #include <gtest/gtest.h>
 
@@ -21,10 +21,10 @@ using test::ExpectClosed;
 
 using ListenerStrangersTest = test::ListenerFixture;
 
-TEST_F(ListenerStrangersTest, TheOldestStrangerMakesRoom) {
+TEST_F(ListenerStrangersTest, TheOldestUnauthenticatedConnectionMakesRoom) {
   ExpectStrangers(5);
   Start(3, 3);
-  uses_[0].marks->called = true;  // no stranger's
+  uses_[0].marks->called = true;  // authenticated
   std::deque<UniqueFd> clients;
   for (size_t i = 1; i <= 3; ++i) {
     clients.push_back(ConnectTo(tcp_.port, "x"));
@@ -41,11 +41,11 @@ TEST_F(ListenerStrangersTest, TheOldestStrangerMakesRoom) {
   CloseTaken(4);
   uses_[4].marks->called = true;
   const UniqueFd refused = ConnectTo(tcp_.port, "x");
-  ExpectClosed(refused);  // all others are callers'
+  ExpectClosed(refused);  // all others are authenticated
   EXPECT_EQ(listener_->CountOpen(), 3);
 }
 
-TEST_F(ListenerStrangersTest, StrangersEndInTime) {
+TEST_F(ListenerStrangersTest, UnauthenticatedConnectionsTimeOut) {
   ExpectStrangers(4);
   Start(8, 8);
   std::deque<UniqueFd> clients;
@@ -54,10 +54,10 @@ TEST_F(ListenerStrangersTest, StrangersEndInTime) {
     Taken(i);
   }
   uses_[0].marks->called = uses_[3].marks->called = true;
-  uses_[1].use->data_bytes = ConnectionTable::kStrangerBytes;  // perhaps a caller's long message
-  EXPECT_EQ(listener_->CountOpen(), 3);                        // the thread is done with them
+  uses_[1].use->data_bytes = ConnectionTable::kStrangerBytes;  // may be a caller's long message
+  EXPECT_EQ(listener_->CountOpen(), 3);                        // the thread has processed them
   clock_.Advance(seconds(61));
-  clients.push_back(ConnectTo(tcp_.port, "x"));  // the thread waits by the true time
+  clients.push_back(ConnectTo(tcp_.port, "x"));  // wakes the thread, which sleeps by the real clock
   Taken(4);
   EXPECT_EQ(Ended(1), 3U);
   EXPECT_EQ(listener_->CountOpen(), 4) << "until it is closed";
@@ -74,7 +74,7 @@ TEST_F(ListenerStrangersTest, StrangersEndInTime) {
   EXPECT_EQ(Ended(2), 2U) << "it has sent no more";
 }
 
-TEST_F(ListenerStrangersTest, AConnectionWithoutCallersIsAStrangersAgain) {
+TEST_F(ListenerStrangersTest, AConnectionThatLosesItsCallersTimesOut) {
   ExpectStrangers(4);
   Start(8, 8);
   std::deque<UniqueFd> clients;
@@ -86,7 +86,7 @@ TEST_F(ListenerStrangersTest, AConnectionWithoutCallersIsAStrangersAgain) {
   EXPECT_EQ(listener_->CountOpen(), 2);
   clock_.Advance(seconds(61));
   uses_[0].marks->called = false;
-  listener_->FindStrangers();  // its time begins here
+  listener_->FindStrangers();  // its time starts here
   listener_->FindStrangers();
   uses_[2].marks->called = uses_[3].marks->called = true;
   for (const int after_seconds : {0, 59}) {
@@ -96,12 +96,13 @@ TEST_F(ListenerStrangersTest, AConnectionWithoutCallersIsAStrangersAgain) {
     EXPECT_EQ(listener_->CountOpen(), std::ssize(clients)) << "the thread is done with it";
   }
   clock_.Advance(seconds(2));
-  listener_->FindStrangers();  // and wakes the thread
+  listener_->FindStrangers();  // also wakes the thread
   EXPECT_EQ(Ended(1), 1U);
 }
 
-// As after SIGSTOP, or in a paused container: what clients sent meanwhile waits to be read.
-TEST_F(ListenerStrangersTest, WhatStoodStillEndsNobody) {
+// As after SIGSTOP or in a paused container: data that clients sent meanwhile has not been read
+// yet.
+TEST_F(ListenerStrangersTest, ASuspendedProcessEndsNoConnections) {
   message_timeout_ = seconds(10);
   ExpectStrangers(12);
   for (Use& each : uses_) each.marks->called = true;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is accepted, what silent connections make room for, and what errors of the system do.
+// What is accepted, which silent connections make room, and how system errors are handled.
 
 #include "server/net/listener.h"
 
@@ -24,20 +24,20 @@
 
 namespace {
 
-// Of the next so many accept4 that find a connection.
+// The error of the next `accept_errors` calls of accept4 that find a connection.
 std::atomic<int> accept_error{0};
 std::atomic<int> accept_errors{0};
 
-// Whether this one is to fail.
+// Whether this call is to fail.
 bool TakeAcceptError() {
   if (accept_errors == 0) return false;
-  --accept_errors;  // on the listener's thread alone
+  --accept_errors;  // only the listener's thread gets here
   return true;
 }
 
 }  // namespace
 
-// The listener's, in libc's place.
+// Replaces libc's accept4 for the listener.
 extern "C" int accept4(int listener, sockaddr* address, socklen_t* bytes, int flags) {
   pollfd waiting = {listener, POLLIN, 0};
   if (poll(&waiting, 1, 0) != 1 || !TakeAcceptError()) {
@@ -57,7 +57,7 @@ using test::ExpectClosed;
 
 using ListenerTest = test::ListenerFixture;
 
-TEST_F(ListenerTest, HandsOverWhatSpeaksAsItIs) {
+TEST_F(ListenerTest, HandsOverSpeakingConnectionsUnchanged) {
   Start(8, 8);
   const UniqueFd silent = ConnectTo(tcp_.port);
   const UniqueFd client = ConnectTo(tcp_.port, "hello");
@@ -73,7 +73,7 @@ TEST_F(ListenerTest, HandsOverWhatSpeaksAsItIs) {
   EXPECT_GE(Taken(2), 0);
 }
 
-TEST_F(ListenerTest, WhoeverIsSilentForLongestMakesRoom) {
+TEST_F(ListenerTest, TheLongestSilentConnectionMakesRoom) {
   Start(3, 3);
   const UniqueFd first = ConnectTo(tcp_.port);
   const UniqueFd second = ConnectTo(tcp_.port);
@@ -90,21 +90,21 @@ TEST_F(ListenerTest, WhoeverIsSilentForLongestMakesRoom) {
   EXPECT_EQ(listener_->CountOpen(), 3);
 }
 
-TEST_F(ListenerTest, APlaceIsFreeOnceItsSocketIsClosed) {
+TEST_F(ListenerTest, AClosedSocketFreesItsPlace) {
   Start(8, 1);
   const UniqueFd first = ConnectTo(tcp_.port, "x");
   Taken(1);
   const UniqueFd refused = ConnectTo(tcp_.port, "x");
   ExpectClosed(refused);
   CloseTaken(1);
-  clock_.Advance(seconds(1));  // it does not look at each connection that comes
+  clock_.Advance(seconds(1));  // it does not scan for each new connection
   const UniqueFd second = ConnectTo(tcp_.port, "x");
   EXPECT_GE(Taken(2), 0);
   EXPECT_EQ(listener_->CountOpen(), 1);
 }
 
-// Without a look at all sockets.
-TEST_F(ListenerTest, APlaceIsFreeAtOnceIfWhatSpeaksIsRefused) {
+// Without scanning all sockets.
+TEST_F(ListenerTest, ARefusedConnectionFreesItsPlaceAtOnce) {
   refusing_ = true;
   Start(8, 1);
   for (size_t n = 1; n <= 3; ++n) {
@@ -113,7 +113,7 @@ TEST_F(ListenerTest, APlaceIsFreeAtOnceIfWhatSpeaksIsRefused) {
   }
 }
 
-TEST_F(ListenerTest, SilentOnesEndInTime) {
+TEST_F(ListenerTest, SilentConnectionsTimeOut) {
   Start(8, 8);
   const UniqueFd gone = ConnectTo(tcp_.port);
   const UniqueFd silent = ConnectTo(tcp_.port);
@@ -121,14 +121,15 @@ TEST_F(ListenerTest, SilentOnesEndInTime) {
   Taken(1);
   while (listener_->CountOpen() < 3) std::this_thread::yield();
   clock_.Advance(seconds(21));
-  const UniqueFd next = ConnectTo(tcp_.port, "x");  // the thread waits by the true time
+  // wakes the thread, which sleeps by the real clock
+  const UniqueFd next = ConnectTo(tcp_.port, "x");
   Taken(2);
   ExpectClosed(gone);
   ExpectClosed(silent);
   EXPECT_EQ(listener_->CountOpen(), 2);
 }
 
-TEST_F(ListenerTest, AnErrorOfOneConnectionIsNone) {
+TEST_F(ListenerTest, AnErrorOfOneConnectionDoesNotStopTheListener) {
   Start(8, 8);
   size_t taken = 0;
   for (const int error : {ECONNABORTED, EOPNOTSUPP, EPERM}) {
@@ -141,8 +142,8 @@ TEST_F(ListenerTest, AnErrorOfOneConnectionIsNone) {
   }
 }
 
-// Where a firewall forbids all that come, the thread would do nothing else.
-TEST_F(ListenerTest, RestsAfterManyErrorsOfOneConnectionEach) {
+// If a firewall rejects every connection, the thread would otherwise do nothing else.
+TEST_F(ListenerTest, RestsAfterManyConnectionErrors) {
   Start(8, 8);
   accept_error = EPERM;
   accept_errors = 63;
@@ -169,7 +170,7 @@ TEST_F(ListenerTest, RestsAfterManyErrorsOfOneConnectionEach) {
 }
 
 // gRPC 1.51's own listener never accepts again after this.
-TEST_F(ListenerTest, SurvivesTheLackOfDescriptors) {
+TEST_F(ListenerTest, ResumesWhenDescriptorsAreAvailableAgain) {
   Start(64, 64);
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -193,12 +194,12 @@ TEST_F(ListenerTest, SurvivesTheLackOfDescriptors) {
   EXPECT_GE(Taken(1), 0);
 }
 
-// One descriptor is kept so that clients are told, not left waiting.
-TEST_F(ListenerTest, WhoCannotBeAcceptedIsClosed) {
+// One descriptor is kept in reserve, so that clients see a close instead of waiting.
+TEST_F(ListenerTest, AConnectionThatCannotBeAcceptedIsClosed) {
   Start(64, 64);
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
-  // All descriptors but one are taken below a limit that leaves room for the spare one.
+  // All descriptors but one are in use, below a limit that leaves room for the spare one.
   const UniqueFd waiting(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   rlimit few = before;
   few.rlim_cur = static_cast<rlim_t>(waiting.get()) + 1;

@@ -11,7 +11,7 @@
 namespace attend {
 namespace {
 
-TEST(OpenCallsTest, PeersThatHaveManyLeaveSomeToThoseThatHaveFew) {
+TEST(OpenCallsTest, PeersWithManyCallsLeaveSomeToPeersWithFew) {
   const auto open = std::make_shared<OpenCalls>(640, 640);
   const auto many = open->Of("many"), few = open->Of("few");
   for (int n = 0; n < 560; ++n) ASSERT_EQ(many->Begin(), nullptr) << n;
@@ -21,7 +21,7 @@ TEST(OpenCallsTest, PeersThatHaveManyLeaveSomeToThoseThatHaveFew) {
   EXPECT_EQ(open->Count(), 570);
 }
 
-TEST(OpenCallsTest, OneOfFewCallsIsForPeersThatHaveNone) {
+TEST(OpenCallsTest, ASmallBoundReservesOneCallForNewPeers) {
   const auto open = std::make_shared<OpenCalls>(16, 16);
   const auto many = open->Of("many"), first = open->Of("first"), second = open->Of("second");
   for (int n = 0; n < 14; ++n) ASSERT_EQ(many->Begin(), nullptr) << n;
@@ -32,7 +32,7 @@ TEST(OpenCallsTest, OneOfFewCallsIsForPeersThatHaveNone) {
   EXPECT_EQ(open->Count(), 16);
 }
 
-TEST(OpenCallsTest, TheirBoundsFollowTheStreamsOfOneConnection) {
+TEST(OpenCallsTest, BoundsPerPeerAndConnectionFitTheTotal) {
   Config config;
   EXPECT_EQ(MaxCalls(config), 16384);
   EXPECT_EQ(MaxCallsPerPeer(config), 4096);
@@ -43,14 +43,14 @@ TEST(OpenCallsTest, TheirBoundsFollowTheStreamsOfOneConnection) {
   config.max_streams = 10;
   EXPECT_EQ(MaxCallsPerPeer(config), 501);
   config.max_calls_per_peer = 2000;
-  EXPECT_EQ(MaxCallsPerPeer(config), 1751);  // never the last eighth
+  EXPECT_EQ(MaxCallsPerPeer(config), 1751);  // the last eighth is never given to one peer
   config.max_calls_per_peer = 5;
   EXPECT_EQ(MaxCallsPerPeer(config), 5);
   EXPECT_EQ(MaxStreams(config), 5);
 }
 
-// Else a client that keeps to what one connection may have would lose it.
-TEST(OpenCallsTest, FewCallsMeanFewOnOneConnection) {
+// Otherwise calls within a connection's announced limit could be refused.
+TEST(OpenCallsTest, AConnectionsStreamsAreBoundedByTheTotal) {
   Config config;
   config.max_calls = 100;
   EXPECT_EQ(MaxCallsPerPeer(config), 88);

@@ -19,7 +19,7 @@ namespace {
 using std::chrono::seconds;
 using test::ConnectTo;
 
-TEST(TcpListenerTest, NamesPortsAndReasons) {
+TEST(TcpListenerTest, ListensByNameOrNumberAndReportsErrors) {
   const Result<TcpListeners> any = ListenTcp("0.0.0.0:0");
   ASSERT_TRUE(any.ok()) << any.status().message();
   EXPECT_GT(any->port, 0);
@@ -35,14 +35,14 @@ TEST(TcpListenerTest, NamesPortsAndReasons) {
   EXPECT_EQ(WithPort("[::1]:0", 7), "[::1]:7");
 }
 
-TEST(TcpListenerTest, WhatMustBeOfLoopbackIsNotListenedForElsewhere) {
+TEST(TcpListenerTest, ALoopbackOnlyListenerRefusesOtherAddresses) {
   EXPECT_FALSE(IsLoopback("no.such.host.invalid:0").ok()) << "it may have any address soon";
   const auto listen = [](const std::string& address) {
     return ListenTcp(address, {}, TcpReach::kThisMachine).status().message();
   };
   for (const std::string address : {"0.0.0.0:0", "[::]:0", "203.0.113.1:0"}) {
     EXPECT_EQ(*IsLoopback(address), false) << address;
-    EXPECT_EQ(listen(address), "it is beyond loopback") << address;
+    EXPECT_EQ(listen(address), "the address is beyond loopback") << address;
   }
   for (const std::string address : {"127.0.0.1:0", "localhost:0"}) {
     EXPECT_EQ(*IsLoopback(address), true) << address;
@@ -50,8 +50,8 @@ TEST(TcpListenerTest, WhatMustBeOfLoopbackIsNotListenedForElsewhere) {
   }
 }
 
-// A client whose machine has gone sends no end: TCP asks.
-TEST(TcpListenerTest, AcceptedSocketsAskWhetherTheirPeerIsThere) {
+// A client whose machine has vanished sends no FIN: keepalive probes detect it.
+TEST(TcpListenerTest, AcceptedSocketsHaveKeepalive) {
   const Result<TcpListeners> tcp = ListenTcp("127.0.0.1:0", {seconds(7), seconds(10)});
   ASSERT_TRUE(tcp.ok());
   const UniqueFd client = ConnectTo(tcp->port);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Inputs in files that clients share: whatever sizes are claimed, sums do not overflow, and memory
-// is taken for what is small or was granted.
+// Inputs in files that clients share: sums of claimed sizes do not overflow, and memory is
+// allocated only for small inputs or within a grant.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 
 class InferFilesTest : public test::InferRequestTest {};
 
-// A file as clients share it, of any size, which takes no memory.
+// A sparse file of any size, as shared by a client; it takes no memory.
 class SparseFile {
  public:
   explicit SparseFile(int64_t bytes) {
@@ -42,14 +42,14 @@ class SparseFile {
   const std::string key_ = test::kInferKeyPrefix + std::to_string(getpid());
 };
 
-// Sums of what clients claim do not overflow, and nothing is taken for them.
-TEST_F(InferFilesTest, AreRefusedWhateverTheirSize) {
+// Sums of claimed sizes do not overflow, and no memory is allocated for them.
+TEST_F(InferFilesTest, HugeInputsAreRefusedWithoutOverflow) {
   const SparseFile file(INT64_MAX);
   ASSERT_TRUE(regions_.RegisterFile(0, "huge", file.key(), 0, INT64_MAX).ok());
   const auto in_file = [](ModelInferRequest::InferInputTensor& input, int64_t bytes) {
     test::PutInRegion("huge", bytes, 0, *input.mutable_parameters());
   };
-  constexpr int64_t kMost = INT64_MAX - 7;  // whole numbers
+  constexpr int64_t kMost = INT64_MAX - 7;  // a multiple of 8
   const auto numbers = [&](int64_t first, int64_t second) {
     return [=](ModelInferRequest& m) {
       for (const auto& [name, bytes] : {std::pair("cu_q", first), std::pair("cu_kv", second)}) {
@@ -68,7 +68,7 @@ TEST_F(InferFilesTest, AreRefusedWhateverTheirSize) {
     ExpectRefused(numbers(first, second), Code::kInvalidArgument, "must have at most 4194304",
                   packed);
   }
-  // Tensors are summed up once they have the bytes of their shapes.
+  // Tensors are added up only if their sizes match their shapes.
   ModelInferRequest infer = PlainInfer();
   infer.clear_raw_input_contents();
   for (auto& each : *infer.mutable_inputs()) in_file(each, kMost);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is made of a ModelInferRequest: the same as of the AttendRequest that asks for it, to the
-// last byte; and what is refused, with the field, the value and the bound.
+// A ModelInferRequest decodes to the same as the equivalent AttendRequest, byte for byte. Refusals
+// name the field, the value and the bound.
 
 #include <gtest/gtest.h>
 
@@ -20,13 +20,13 @@ using test::PlainInfer;
 using test::Sent;
 using test::ToInfer;
 
-TEST_F(InferRequestTest, IsTheAttendRequestThatAsksForTheSame) {
+TEST_F(InferRequestTest, DecodesToTheEquivalentAttendRequest) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   int compared = 0, typed = 0;
   for (int i = 0; i < 600; ++i) {
-    const test::WireProblem problem = test::RandomWireProblem(seed + i, 2e4);
+    const test::WireProblem problem = test::RandomWireProblem(seed + i, 2e4, /*trees=*/false);
     if (!test::IsInferable(problem.request)) continue;
     const bool typable = test::MayBeTyped(problem.request);
     const Sent sent = typable && random() % 2 == 0 ? Sent::kTyped : Sent::kRaw;
@@ -59,8 +59,8 @@ TEST_F(InferRequestTest, IsTheAttendRequestThatAsksForTheSame) {
   EXPECT_GT(typed, 20);
 }
 
-// PlainInfer with q, k and v typed, their numbers one by one and in a run: q is 0, 1..., k is 100,
-// 101..., v is 200, 201...
+// PlainInfer with typed q, k and v, partly as single numbers and partly packed: q is 0, 1..., k is
+// 100, 101..., v is 200, 201...
 std::string PlainInferInRuns() {
   ModelInferRequest infer = PlainInfer();
   infer.clear_raw_input_contents();
@@ -69,7 +69,7 @@ std::string PlainInferInRuns() {
     std::string contents;
     for (int i = 0; i < 32; ++i) {
       const float value = static_cast<float>(n * 100 + i);
-      // Field 6 as fixed32, but for the last two, which are one packed run.
+      // Field 6: 30 single fixed32 values, then two in one packed run.
       if (i == 30) contents += std::string("\x32\x08", 2);
       if (i < 30) contents += '\x35';
       contents.append(reinterpret_cast<const char*>(&value), sizeof(value));
@@ -84,7 +84,7 @@ std::string PlainInferInRuns() {
   return infer.SerializeAsString() + wire;
 }
 
-TEST_F(InferRequestTest, TypedNumbersMayComeInAnyRuns) {
+TEST_F(InferRequestTest, TypedNumbersMayBeSplitIntoAnyRuns) {
   std::mt19937_64 random(7);
   Decoded out;
   Decode(format_, Buffer(PlainInferInRuns(), random), out);
@@ -93,8 +93,8 @@ TEST_F(InferRequestTest, TypedNumbersMayComeInAnyRuns) {
   for (int i = 0; i < 32; ++i) EXPECT_EQ(k[i], static_cast<float>(100 + i));
 }
 
-// So that large ones are not decoded by a loop.
-TEST_F(InferRequestTest, TypedNumbersInRunsCountAsNumbers) {
+// They are counted as array bytes, so that large ones are not decoded on the loop.
+TEST_F(InferRequestTest, TypedNumbersCountAsArrayBytes) {
   const auto numbers = [&](const std::string& bytes) {
     std::mt19937_64 random(7);
     MessageSlices slices;
@@ -105,7 +105,7 @@ TEST_F(InferRequestTest, TypedNumbersInRunsCountAsNumbers) {
     EXPECT_TRUE(format_.Scan(message, request).ok());
     return message.scan.array_bytes;
   };
-  // Of each tensor, 30 numbers of 5 bytes and a run of two.
+  // Per tensor: 30 numbers of 5 bytes and a run of two.
   EXPECT_EQ(numbers(PlainInferInRuns()), 3 * (30 * 5 + 10));
   ModelInferRequest one_run = PlainInfer();
   one_run.clear_raw_input_contents();
@@ -115,7 +115,7 @@ TEST_F(InferRequestTest, TypedNumbersInRunsCountAsNumbers) {
   EXPECT_EQ(numbers(one_run.SerializeAsString()), 0);
 }
 
-TEST_F(InferRequestTest, RefusesWhatNoModelTakes) {
+TEST_F(InferRequestTest, RefusesInputsThatNoModelHas) {
   const auto set = [](auto&& change) { return [=](ModelInferRequest& m) { change(m); }; };
   ExpectRefused(set([](auto& m) { m.set_model_name("resnet"); }), Code::kNotFound,
                 "unknown model: 'resnet'");
@@ -123,7 +123,7 @@ TEST_F(InferRequestTest, RefusesWhatNoModelTakes) {
   ExpectRefused(set([](auto& m) { m.mutable_inputs(1)->set_name("keys"); }), Code::kInvalidArgument,
                 "unexpected inference input 'keys'");
   ExpectRefused(set([](auto& m) { m.mutable_inputs(1)->set_name("q"); }), Code::kInvalidArgument,
-                "'q' is there twice");
+                "'q' is given twice");
   ExpectRefused(set([](auto& m) { m.mutable_inputs(1)->set_name("bias"); }), Code::kInvalidArgument,
                 "unexpected inference input 'bias'");
   ExpectRefused(set([](auto& m) {
@@ -196,7 +196,7 @@ TEST_F(InferRequestTest, RefusesWrongNumbers) {
       << Refusal(good.SerializeAsString()).message();
   ExpectRefused(packed(5, 2), Code::kInvalidArgument, "cu_q[1] is 5, must be in [0, 4]", model);
   ExpectRefused(packed(-1, 2), Code::kInvalidArgument, "cu_q[1] is -1, must be at least 0", model);
-  ExpectRefused(packed(4, 3), Code::kInvalidArgument, "cu_q.shape is [3], must be of the 2", model);
+  ExpectRefused(packed(4, 3), Code::kInvalidArgument, "cu_q.shape is [3], must have the 2", model);
   ExpectRefused(
       [&](auto& m) {
         packed(4, 2)(m);
@@ -245,7 +245,7 @@ TEST_F(InferRequestTest, RefusesWrongOutputs) {
         m.add_outputs()->set_name("o");
         m.add_outputs()->set_name("o");
       },
-      Code::kInvalidArgument, "output 'o' is asked for twice");
+      Code::kInvalidArgument, "output 'o' is requested twice");
   ExpectRefused(
       [](auto& m) {
         m.add_outputs()->set_name("o");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// GRPCInferenceService on whole servers: answers and their order on streams, memory of GPUs that
-// clients lend, and which errors a call ends with.
+// GRPCInferenceService on whole servers: answers and their order on streams, GPU memory lent by
+// clients, and the errors that calls end with.
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -23,7 +23,7 @@ using inference::GRPCInferenceService;
 using test::Sent;
 using ::testing::HasSubstr;
 
-// The answer as an AttendResponse, which the tests can judge.
+// Converts the answer to an AttendResponse, which the tests can check.
 v1::AttendResponse ToResponse(const inference::ModelInferResponse& infer) {
   v1::AttendResponse response;
   response.set_request_id(infer.id());
@@ -83,7 +83,7 @@ TEST_F(InferenceServiceTest, AnswersAreRight) {
   StartOip();
   std::mt19937_64 random(seed);
   for (int i = 0; i < 100; ++i) {
-    test::WireProblem problem = test::RandomWireProblem(seed + i, 2e4);
+    test::WireProblem problem = test::RandomWireProblem(seed + i, 2e4, /*trees=*/false);
     if (!test::IsInferable(problem.request)) continue;
     inference::ModelInferResponse response;
     const grpc::Status status =
@@ -133,7 +133,7 @@ TEST_F(InferenceServiceTest, AStreamKeepsTheOrderOfItsRequests) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(InferenceServiceTest, CancelledStreamsEnd) {
+TEST_F(InferenceServiceTest, ACancelledStreamEndsItsRequests) {
   StartOip([](Config& config) { config.lanes = 1; });
   std::mt19937_64 random(1);
   server_->backend().Hold();
@@ -154,7 +154,7 @@ TEST_F(InferenceServiceTest, CancelledStreamsEnd) {
   ExpectServes();
 }
 
-TEST_F(InferenceServiceTest, ComputesInMemoryOfAGpu) {
+TEST_F(InferenceServiceTest, ComputesInGpuMemoryOfClients) {
   StartOip();
   const Allocation in = Allocate(int64_t{1} << 20), out = Allocate(int64_t{1} << 20);
   ASSERT_TRUE(Register("in", in).ok());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The models' names, metadata and configurations agree with each other; statistics add up.
+// The models' names, metadata and configurations agree; statistics add up.
 
 #include "server/oip/models.h"
 
@@ -14,7 +14,7 @@
 namespace attend::oip {
 namespace {
 
-TEST(ModelsTest, AreFoundByName) {
+TEST(ModelsTest, EveryModelIsFoundByName) {
   std::set<std::string> names;
   for (const Model& model : Models()) {
     EXPECT_EQ(FindModel(model.name), &model);
@@ -83,7 +83,7 @@ TEST(ModelStatisticsTest, AddUp) {
   EXPECT_EQ(out.version(), kVersion);
   EXPECT_GT(out.last_inference(), 0u);
   EXPECT_EQ(out.inference_count(), 25u);
-  EXPECT_EQ(out.execution_count(), 3u);  // two of four requests, one of one
+  EXPECT_EQ(out.execution_count(), 3u);  // one batch of two of the four requests, two of one
   const inference::InferStatistics& all = out.inference_stats();
   EXPECT_EQ(all.success().count(), 9u);
   EXPECT_EQ(all.success().ns(), 9u * 200);
@@ -106,7 +106,7 @@ TEST(ModelStatisticsTest, AddUp) {
   }
   out.Clear();
   statistics.Fill(model, out);
-  ASSERT_EQ(out.batch_stats_size(), 4);  // two of them for all large ones
+  ASSERT_EQ(out.batch_stats_size(), 4);  // two sizes cover all large batches
   EXPECT_EQ(out.batch_stats(2).batch_size(), 512u);
   EXPECT_EQ(out.batch_stats(3).batch_size(), 1024u);
   EXPECT_EQ(out.batch_stats(3).compute_infer().count(), 999u - 512);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files that clients register as regions: which may be, whose they are, and what is said when they
-// change under the server.
+// Files that clients register as regions: which are allowed, which tenant owns them, and what
+// happens if they change under the server.
 
 #include "server/oip/region_names.h"
 
@@ -59,14 +59,14 @@ TEST_F(RegionNamesTest, ANameBelongsToItsTenant) {
   EXPECT_EQ(names.List(1, Kind::kFile, "")->size(), 0u);
   EXPECT_EQ(names.List(0, Kind::kFile, "")->size(), 1u);
   Expect(names.List(1, Kind::kFile, "a").status(), Code::kNotFound, "'a'");
-  names.Unregister(0, Kind::kGpu, "a", nullptr);  // no memory of a GPU
+  names.Unregister(0, Kind::kGpu, "a", nullptr);  // it is not GPU memory
   EXPECT_TRUE(names.Find(0, "a").ok());
-  names.Unregister(0, Kind::kFile, "b", nullptr);  // as Triton, no error
+  names.Unregister(0, Kind::kFile, "b", nullptr);  // no error, as in Triton
   names.Unregister(0, Kind::kFile, "a", nullptr);
   EXPECT_FALSE(names.Find(0, "a").ok());
 }
 
-TEST_F(RegionNamesTest, RefusesWhatIsNotWithinItsFile) {
+TEST_F(RegionNamesTest, RefusesRegionsBeyondTheirFile) {
   RegionNames names(options_);
   const auto refuse = [&](uint64_t offset, uint64_t bytes, const char* part) {
     Expect(names.RegisterFile(0, "a", "/in0", offset, bytes), Code::kInvalidArgument, part);
@@ -79,7 +79,7 @@ TEST_F(RegionNamesTest, RefusesWhatIsNotWithinItsFile) {
   Expect(names.RegisterFile(0, "", "/in0", 0, 1), Code::kInvalidArgument, "name has 0 bytes");
   Expect(names.RegisterFile(0, std::string(300, 'n'), "/in0", 0, 1), Code::kInvalidArgument,
          "name has 300 bytes, must have 1 to 256");
-  // What was refused has taken neither the name nor a place.
+  // Refused registrations have taken neither the name nor a place.
   for (const char* const name : {"a", "b", "c"}) {
     EXPECT_TRUE(names.RegisterFile(0, name, "/in0", 0, 10).ok());
   }
@@ -112,11 +112,11 @@ TEST_F(RegionNamesTest, ATenantsFilesAreBounded) {
          "byte_size is 1001");
   ASSERT_TRUE(names.RegisterFile(0, "a", "/indefault:0", 0, 600).ok());
   Expect(names.RegisterFile(0, "b", "/indefault:0", 0, 401), Code::kResourceExhausted,
-         "byte_size is 401 and the tenant's other regions in system shared memory have 600 bytes, "
-         "together may have at most 1000 (oip-shared-memory-bytes)");
+         "byte_size is 401 and the tenant's other system shared memory regions have 600 bytes, "
+         "together they may have at most 1000 (oip-shared-memory-bytes)");
   Expect(names.RegisterFile(0, "b", "/indefault:0", 0, INT64_MAX), Code::kResourceExhausted,
          "at most 1000");
-  // What fails later has taken nothing.
+  // A registration that fails later is not charged.
   Expect(names.RegisterFile(0, "b", "/indefault:1", 0, 400), Code::kNotFound, "indefault:1");
   Expect(names.RegisterFile(0, "b", "/indefault:0", 900, 400), Code::kInvalidArgument, "900");
   EXPECT_TRUE(names.RegisterFile(0, "b", "/indefault:0", 0, 400).ok());
@@ -127,14 +127,14 @@ TEST_F(RegionNamesTest, ATenantsFilesAreBounded) {
   EXPECT_TRUE(names.RegisterFile(0, "c", "/indefault:0", 0, 1000).ok());
 }
 
-TEST_F(RegionNamesTest, OpensOnlyFilesOfThePrefixAndTheOwner) {
+TEST_F(RegionNamesTest, OpensOnlyFilesWithThePrefixAndOwner) {
   RegionNames names(options_);
   const auto refuse = [&](const std::string& key, Code code, const char* part) {
     Expect(names.RegisterFile(0, "a", key, 0, 1), code, part);
   };
   Write("other", 10);
   refuse("/other", Code::kPermissionDenied, "key /other must begin with /in");
-  refuse("in0", Code::kInvalidArgument, "must be a slash and a name without slashes");
+  refuse("in0", Code::kInvalidArgument, "must be a slash followed by a name without slashes");
   refuse("/in/../in0", Code::kInvalidArgument, "without slashes");
   refuse("/..", Code::kInvalidArgument, "without slashes");
   refuse("", Code::kInvalidArgument, "key has 0 bytes");
@@ -145,38 +145,38 @@ TEST_F(RegionNamesTest, OpensOnlyFilesOfThePrefixAndTheOwner) {
   std::filesystem::create_directory(folder_.path() / "in3");
   refuse("/in3", Code::kPermissionDenied, "cannot be opened");
   ASSERT_EQ(mkfifo((folder_.path() / "in4").c_str(), 0600), 0);
-  refuse("/in4", Code::kInvalidArgument, "is not a file");
+  refuse("/in4", Code::kInvalidArgument, "is not a regular file");
   std::filesystem::create_hard_link(folder_.path() / "other", folder_.path() / "in5");
-  refuse("/in5", Code::kPermissionDenied, "is a file with 2 names (hard links), must have one");
+  refuse("/in5", Code::kPermissionDenied, "has 2 hard links, must have 1");
   std::filesystem::remove(folder_.path() / "other");
   EXPECT_TRUE(names.RegisterFile(0, "a", "/in5", 0, 1).ok());
 
   options_.files->owner = geteuid() + 1;
   RegionNames others(options_);
   Expect(others.RegisterFile(0, "a", "/in0", 0, 1), Code::kPermissionDenied,
-         "must be of user " + std::to_string(geteuid() + 1));
+         "must belong to user " + std::to_string(geteuid() + 1));
 }
 
 TEST_F(RegionNamesTest, AFileThatShrinksIsAnError) {
   RegionNames names(options_);
   ASSERT_TRUE(names.RegisterFile(0, "a", "/in0", 0, 1000).ok());
   const NamedRegionRef region = *names.Find(0, "a");
-  names.Unregister(0, Kind::kFile, "a", nullptr);  // what is in use stays
+  names.Unregister(0, Kind::kFile, "a", nullptr);  // regions in use stay
   char bytes[1000];
   ASSERT_TRUE(region->file->Read(0, bytes, 1000).ok());
   EXPECT_EQ(bytes[999], 'a');
   ASSERT_EQ(truncate((folder_.path() / "in0").c_str(), 500), 0);
   Expect(region->file->Read(0, bytes, 1000), Code::kInvalidArgument,
-         "key /in0 has 500 bytes now, must have the 1000 from 0 on");
+         "key /in0 has 500 bytes now, too few for 1000 at offset 0");
   Expect(region->file->Write(400, bytes, 200), Code::kInvalidArgument,
-         "has 500 bytes now, must have the 200 from 400 on");
+         "has 500 bytes now, too few for 200 at offset 400");
   EXPECT_EQ(std::filesystem::file_size(folder_.path() / "in0"), 500u);
   EXPECT_TRUE(region->file->Write(400, "xyz", 3).ok());
   EXPECT_TRUE(region->file->Read(400, bytes, 3).ok());
   EXPECT_EQ(std::string(bytes, 3), "xyz");
 }
 
-TEST_F(RegionNamesTest, WithoutMemoryTheNameStaysFree) {
+TEST_F(RegionNamesTest, AFailedRegistrationLeavesTheNameFree) {
   RegionNames names(options_);
   const std::string name(100, 'n'), key = "/in0";
   int64_t failed = 0;
@@ -201,7 +201,7 @@ TEST_F(RegionNamesTest, WithoutMemoryTheNameStaysFree) {
   EXPECT_GT(failed, 3);
 }
 
-TEST_F(RegionNamesTest, WhatIsOffIsUnimplemented) {
+TEST_F(RegionNamesTest, DisabledKindsAreUnimplemented) {
   RegionNames names({});
   Expect(names.RegisterFile(0, "a", "/in0", 0, 1), Code::kUnimplemented, "--oip-shared-memory");
   Expect(names.RegisterGpu(0, "a", std::string(64, 'h'), 0, 1), Code::kUnimplemented,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Connections to the regions' socket: their callers, places and ends.
+// Connections to the regions' socket: authentication, limits and ends.
 
 #include <gtest/gtest.h>
 
@@ -32,11 +32,11 @@ bool Identify(RegionClient& client, const std::string& token, v1::RegionReply* r
   return got && got->has_identified();
 }
 
-// A token is the number of a tenant.
+// A token is the number of its tenant.
 Result<int> TenantOf(const std::string& token, const std::string&) { return std::stoi(token); }
 
-// Where callers must say who they are, those that do not keep nobody out.
-TEST_F(RegionCallersTest, WhoDoesNotSayWhoItIsMakesRoom) {
+// If callers must identify themselves, connections that do not cannot lock others out.
+TEST_F(RegionCallersTest, AnUnidentifiedConnectionMakesRoom) {
   options_.connections_max = 3;
   options_.identify = TenantOf;
   ASSERT_TRUE(Start().ok());
@@ -50,14 +50,14 @@ TEST_F(RegionCallersTest, WhoDoesNotSayWhoItIsMakesRoom) {
   v1::RegionReply refused;
   EXPECT_FALSE(Identify(fourth, "0", &refused));
   EXPECT_EQ(refused.error().code(), static_cast<int>(Code::kResourceExhausted));
-  EXPECT_EQ(
-      refused.error().message(),
-      "the socket has as many connections as it takes, 3; the tenant has 3, its own part is 0");
+  EXPECT_EQ(refused.error().message(),
+            "the socket has reached its limit of 3 connections; the tenant has 3, its reserved "
+            "share is 0");
   EXPECT_NE(known.Create(1), nullptr);
 }
 
-// It has its place, and its regions are as they were, until its client closes it.
-TEST_F(RegionCallersTest, WhatTheServerHasEndedKeepsItsPlaceUntilItIsClosed) {
+// It keeps its place and its regions' contents until its client closes it.
+TEST_F(RegionCallersTest, AnEndedConnectionKeepsItsPlaceUntilItsClientClosesIt) {
   std::atomic<bool> known = true;
   std::atomic<uint64_t> generation = 1;
   options_.connections_max = 2;
@@ -85,7 +85,7 @@ TEST_F(RegionCallersTest, WhatTheServerHasEndedKeepsItsPlaceUntilItIsClosed) {
   WaitUntilHeld(open->bytes());
   EXPECT_EQ(kept->data()[0], 0);
   EXPECT_TRUE(Identify(other, "1"));
-  socket_.reset();  // before what it asks
+  socket_.reset();  // destroyed before the variables it reads
 }
 
 TEST_F(RegionCallersTest, ATenantsLimitOnConnections) {
@@ -107,25 +107,25 @@ TEST_F(RegionCallersTest, ATenantsLimitOnConnections) {
   first.reset();
   WaitForClients(1);
   EXPECT_TRUE(Identify(second, "1"));
-  socket_.reset();  // before what it holds
+  socket_.reset();  // destroyed before the limits it holds
   EXPECT_EQ(limits.use(1, Limit::kConnections).used, 0);
 }
 
-TEST_F(RegionCallersTest, WhoDoesNotSayInTimeWhoItIsMustGo) {
+TEST_F(RegionCallersTest, AConnectionThatDoesNotIdentifyInTimeIsEnded) {
   std::atomic<int> nobodies = 0;
   options_.on_nobody = [&nobodies] { ++nobodies; };
   options_.identify = [](const std::string&, const std::string&) -> Result<int> { return 0; };
   options_.identify_time = std::chrono::milliseconds(50);
   ASSERT_TRUE(Start().ok());
   RegionClient silent(options_.path);
-  EXPECT_NE(silent.Receive()->error().message().find("has not said who it is in time"),
+  EXPECT_NE(silent.Receive()->error().message().find("did not identify itself in time"),
             std::string::npos);
   EXPECT_FALSE(silent.Receive());
   EXPECT_EQ(nobodies, 1);
-  socket_.reset();  // before what it calls
+  socket_.reset();  // destroyed before the counter it increments
 }
 
-TEST_F(RegionCallersTest, ARevokedCallersReleaseIsTaken) {
+TEST_F(RegionCallersTest, ARevokedCallersReleaseIsHonoured) {
   std::atomic<bool> known = true;
   std::atomic<uint64_t> generation = 1;
   options_.identify = [&](const std::string&, const std::string&) -> Result<int> {
@@ -144,7 +144,7 @@ TEST_F(RegionCallersTest, ARevokedCallersReleaseIsTaken) {
   ASSERT_TRUE(goes.Send(request.SerializeAsString()));
   EXPECT_EQ(goes.Receive()->error().message(), "no more");
   EXPECT_FALSE(goes.Receive());
-  // The revocation may have been seen before the packet was.
+  // The revocation may have been seen before the packet.
   for (int n = 0; n < 10'000 && registry_.stats().bytes != other->bytes(); ++n) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -152,10 +152,11 @@ TEST_F(RegionCallersTest, ARevokedCallersReleaseIsTaken) {
   socket_.reset();
 }
 
-// A lender may free what the server has closed, and learns nothing else of it any more.
+// A lender may free memory once the server has closed its imports; the end of the connection is its
+// only signal.
 class RegionLenderTest : public RegionCallersTest, public ::testing::WithParamInterface<bool> {};
 
-TEST_P(RegionLenderTest, AnEndedConnectionIsAtItsEndOnceWhatItLentIsClosed) {
+TEST_P(RegionLenderTest, AnEndedConnectionClosesAfterItsImports) {
   std::string bytes(4096, 'a');
   backend_.SetUuid(std::string(kDeviceUuidBytes, 'u'));
   backend_.Lend("handle", {bytes.data(), std::ssize(bytes)});
@@ -177,11 +178,11 @@ TEST_P(RegionLenderTest, AnEndedConnectionIsAtItsEndOnceWhatItLentIsClosed) {
   lent.set_bytes(bytes.size());
   RegionRef request = registry.Find(goes.Import(lent).imported().token(), 0);
   ASSERT_NE(request, nullptr);
-  if (GetParam()) {  // it is revoked
+  if (GetParam()) {  // the credential is revoked
     ++generation;
     (*socket)->RecheckAll();
   } else {
-    ASSERT_TRUE(goes.Send("\xff"));  // no request
+    ASSERT_TRUE(goes.Send("\xff"));  // not a request
   }
   EXPECT_TRUE(goes.Receive()->has_error());
   auto left = std::async(std::launch::async, [&] {

@@ -20,7 +20,7 @@ int64_t PagesOf(int file) {
   return int64_t{about.st_blocks} * 512 / sysconf(_SC_PAGESIZE);
 }
 
-TEST(MemfdMemoryTest, TheFileIsSealedAndTheBytesAreShared) {
+TEST(MemfdMemoryTest, TheFileIsSealedAndItsBytesAreShared) {
   class NoLock final : public HostAllocator {
    public:
     Result<void*> Allocate(int64_t) override { return ResourceExhausted("not for this"); }
@@ -54,7 +54,7 @@ TEST(MemfdMemoryTest, TheFileIsSealedAndTheBytesAreShared) {
   EXPECT_EQ(server[5], 'a');
   server[bytes - 1] = 'b';
   EXPECT_EQ(client[bytes - 1], 'b');
-  // A hole is zeros, not a fault.
+  // A hole reads as zeros; it does not fault.
   EXPECT_EQ(fallocate(file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, bytes), 0);
   EXPECT_EQ(server[5], 0);
   client[0] = 'c';

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What becomes of the pages of regions whose clients have them mapped, when the regions end.
+// What happens to pages that a client still maps when its regions end.
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -18,8 +18,9 @@ namespace {
 using test::RegionClient;
 using RegionPagesTest = test::RegionSocketFixture;
 
-// Whoever keeps a region that it has given up keeps no memory that nobody counts.
-TEST_F(RegionPagesTest, WhatAClientGivesUpIsEmptied) {
+// A client that keeps a mapping of a region it has given up cannot hold memory that is no longer
+// counted.
+TEST_F(RegionPagesTest, RegionsThatAClientGivesUpAreEmptied) {
   const auto blocks = [](const auto& region) {
     struct stat about {};
     return fstat(region->file(), &about) == 0 ? about.st_blocks : -1;
@@ -36,7 +37,7 @@ TEST_F(RegionPagesTest, WhatAClientGivesUpIsEmptied) {
   EXPECT_EQ(released->data()[0], 0);
   EXPECT_EQ(request->data[0], 'a') << "what a request uses is its own until that ends";
   request.reset();
-  ASSERT_TRUE(client.Send("\xff\xff\xff"));  // this ends the connection
+  ASSERT_TRUE(client.Send("\xff\xff\xff"));  // malformed: ends the connection
   WaitUntilEmpty();
   EXPECT_TRUE(blocks(used) == 0 && blocks(left) == 0);
   RegionClient leaving(options_.path);
@@ -46,8 +47,8 @@ TEST_F(RegionPagesTest, WhatAClientGivesUpIsEmptied) {
   EXPECT_EQ(blocks(behind), 0);
 }
 
-// The server ends a connection whose client reads no answers. What is in its regions may be one.
-TEST_F(RegionPagesTest, WhatTheServerTakesAwayStaysUntilItsClientGivesItUp) {
+// The server ends a connection whose client does not read replies. Its regions may hold an answer.
+TEST_F(RegionPagesTest, RegionsOfAnEndedConnectionKeepTheirBytesUntilGivenUp) {
   ASSERT_TRUE(Start().ok());
   RegionClient client(options_.path);
   const auto released = client.Create(8192), left = client.Create(8192);
@@ -68,7 +69,7 @@ TEST_F(RegionPagesTest, WhatTheServerTakesAwayStaysUntilItsClientGivesItUp) {
   EXPECT_EQ(left->data()[0], 0);
 }
 
-TEST_F(RegionPagesTest, ARegionWhoseClientNeverHearsOfItIsNotKept) {
+TEST_F(RegionPagesTest, ARegionWhoseReplyIsNotDeliveredIsNotKept) {
   RegionRegistry registry({{1}, 1 << 30, 1 << 30, 1 << 20}, memory_, clock_, RandomToken);
   Result<std::unique_ptr<RegionSocket>> socket =
       RegionSocket::Start(options_, registry, logger_, clock_);

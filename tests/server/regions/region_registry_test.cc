@@ -49,7 +49,7 @@ TEST_F(RegionRegistryTest, ARegionIsFoundByItsTokenUntilItIsReleased) {
   EXPECT_EQ(registry_->stats().created, 1);
 }
 
-TEST_F(RegionRegistryTest, TokensVanishWithTheirClientAndOthersStay) {
+TEST_F(RegionRegistryTest, AClientsTokensEndWithItAndOthersStay) {
   const uint64_t leaving = registry_->AddClient(SharedRegion::kAnyTenant);
   const uint64_t staying = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string first = MustCreate(leaving, kPage);
@@ -61,12 +61,12 @@ TEST_F(RegionRegistryTest, TokensVanishWithTheirClientAndOthersStay) {
   EXPECT_NE(registry_->Find(other, 0), nullptr);
   WaitUntilTaken(3 * kPage);
   EXPECT_EQ(registry_->stats().clients, 1);
-  registry_->RemoveClient(leaving);  // twice is once
+  registry_->RemoveClient(leaving);  // a second call does nothing
   EXPECT_EQ(registry_->stats().clients, 1);
   EXPECT_FALSE(registry_->Create(leaving, kPage).ok()) << "the dead make no regions";
 }
 
-TEST_F(RegionRegistryTest, NobodyReleasesAnothersRegion) {
+TEST_F(RegionRegistryTest, AClientCannotReleaseAnothersRegion) {
   const uint64_t owner = registry_->AddClient(SharedRegion::kAnyTenant);
   const uint64_t thief = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string token = MustCreate(owner, kPage);
@@ -75,7 +75,7 @@ TEST_F(RegionRegistryTest, NobodyReleasesAnothersRegion) {
   EXPECT_EQ(registry_->Release(owner, "").code(), Code::kNotFound);
 }
 
-TEST_F(RegionRegistryTest, WhoUsesARegionKeepsItsMemoryAndItsQuota) {
+TEST_F(RegionRegistryTest, ARegionInUseKeepsItsMemoryAndQuota) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string token = MustCreate(client, 8 * kPage);
   RegionRef used = registry_->Find(token, 0);
@@ -84,7 +84,7 @@ TEST_F(RegionRegistryTest, WhoUsesARegionKeepsItsMemoryAndItsQuota) {
   EXPECT_EQ(registry_->Find(token, 0), nullptr);
   EXPECT_EQ(registry_->stats().changing_bytes, 8 * kPage);
   EXPECT_EQ(registry_->stats().regions, 0);
-  ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
+  ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 bytes of the connection's limit");
   EXPECT_EQ(used->data[used->bytes - 1], 7);
   EXPECT_EQ(memory_.mapped(), 1u);
   used.reset();
@@ -93,7 +93,7 @@ TEST_F(RegionRegistryTest, WhoUsesARegionKeepsItsMemoryAndItsQuota) {
   MustCreate(client, kPage);
 }
 
-TEST_F(RegionRegistryTest, AUserOutlivesTheClient) {
+TEST_F(RegionRegistryTest, AUseOutlivesTheClient) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string token = MustCreate(client, 4 * kPage);
   RegionRef used = registry_->Find(token, 0);
@@ -105,13 +105,13 @@ TEST_F(RegionRegistryTest, AUserOutlivesTheClient) {
   WaitUntilTaken(0);
 }
 
-TEST_F(RegionRegistryTest, TheLastUserDoesNotWaitForTheMemoryToBeGivenBack) {
+TEST_F(RegionRegistryTest, TheLastUseDoesNotWaitForUnlocking) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string token = MustCreate(client, kPage);
   RegionRef used = registry_->Find(token, 0);
   ASSERT_TRUE(registry_->Release(client, token).ok());
   memory_.Hold();
-  used.reset();  // would hang here if it did
+  used.reset();  // hangs here if it waits
   memory_.WaitForUnlocking(1);
   EXPECT_NE(memory_.unlocker(), std::this_thread::get_id());
   EXPECT_EQ(taken(), kPage) << "still locked, still counted";
@@ -120,7 +120,7 @@ TEST_F(RegionRegistryTest, TheLastUserDoesNotWaitForTheMemoryToBeGivenBack) {
   WaitUntilTaken(0);
 }
 
-TEST_F(RegionRegistryTest, WhatWasReleasedJustNowCanBeTakenAtOnce) {
+TEST_F(RegionRegistryTest, ReleasedMemoryCanBeTakenAtOnce) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   for (int i = 0; i < 100; ++i) {
     const std::string token = MustCreate(client, 8 * kPage);
@@ -128,7 +128,7 @@ TEST_F(RegionRegistryTest, WhatWasReleasedJustNowCanBeTakenAtOnce) {
   }
 }
 
-TEST_F(RegionRegistryTest, ADeviceThatHangsIsWaitedForNoLongerThanItMay) {
+TEST_F(RegionRegistryTest, AHangingDeviceIsAwaitedOnlyUntilTheLimit) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   const std::string token = MustCreate(client, 8 * kPage);
   memory_.Hold();
@@ -136,13 +136,13 @@ TEST_F(RegionRegistryTest, ADeviceThatHangsIsWaitedForNoLongerThanItMay) {
   memory_.WaitForUnlocking(1);
   EXPECT_EQ(WaitFor(client, kPage), clock_.Now() + kReturnWait);
   clock_.Advance(kReturnWait);
-  ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 of the connection's bound");
+  ExpectRefused(client, kPage, Code::kResourceExhausted, "32768 bytes of the connection's limit");
   memory_.Release();
   WaitUntilTaken(0);
   MustCreate(client, 8 * kPage);
 }
 
-TEST_F(RegionRegistryTest, WhateverOthersGiveBackIsWaitedForNoLongerThanItMay) {
+TEST_F(RegionRegistryTest, OthersReleasesDoNotExtendTheWait) {
   const uint64_t churns = registry_->AddClient(SharedRegion::kAnyTenant);
   const uint64_t waits = registry_->AddClient(SharedRegion::kAnyTenant);
   MustCreate(registry_->AddClient(SharedRegion::kAnyTenant), 8 * kPage);
@@ -169,7 +169,7 @@ TEST_F(RegionRegistryTest, WhateverOthersGiveBackIsWaitedForNoLongerThanItMay) {
   MustCreate(waits, 8 * kPage);
 }
 
-TEST_F(RegionRegistryTest, QuotasOfAClientAndOfAll) {
+TEST_F(RegionRegistryTest, QuotasOfAClientAndOfAllClients) {
   const uint64_t first = registry_->AddClient(SharedRegion::kAnyTenant);
   const uint64_t second = registry_->AddClient(SharedRegion::kAnyTenant);
   const uint64_t third = registry_->AddClient(SharedRegion::kAnyTenant);
@@ -179,17 +179,20 @@ TEST_F(RegionRegistryTest, QuotasOfAClientAndOfAll) {
   ExpectRefused(first, UINT64_MAX, Code::kInvalidArgument, "18446744073709551615 bytes");
   ExpectRefused(first, uint64_t{1} << 63, Code::kInvalidArgument, "shared-memory-max");
   MustCreate(first, 5 * kPage);
-  ExpectRefused(first, 4 * kPage, Code::kResourceExhausted, "20480 of the connection's bound");
+  ExpectRefused(first, 4 * kPage, Code::kResourceExhausted,
+                "20480 bytes of the connection's limit");
   MustCreate(first, 3 * kPage);
   MustCreate(second, 6 * kPage);
-  ExpectRefused(third, 3 * kPage, Code::kResourceExhausted, "bytes: the bound of all regions");
+  ExpectRefused(third, 3 * kPage, Code::kResourceExhausted,
+                "bytes: too little of the limit for all regions");
   const std::string last = MustCreate(third, 2 * kPage);
-  ExpectRefused(second, 1, Code::kResourceExhausted, "bytes: the bound of all regions");
+  ExpectRefused(second, 1, Code::kResourceExhausted,
+                "bytes: too little of the limit for all regions");
   ASSERT_TRUE(registry_->Release(third, last).ok());
   MustCreate(second, 1);
 }
 
-TEST_F(RegionRegistryTest, ATenantsClientsHaveItsBytesTogether) {
+TEST_F(RegionRegistryTest, ATenantsClientsShareItsLimit) {
   std::vector<TenantBounds> bounds(2);
   bounds[0][Limit::kSharedMemory] = kPage;
   bounds[1][Limit::kSharedMemory] = 4 * kPage;
@@ -206,22 +209,24 @@ TEST_F(RegionRegistryTest, ATenantsClientsHaveItsBytesTogether) {
                 "at most 16384");
   MustCreate(two, 1);
   MustCreate(other, kPage);
-  const uint64_t nobodys = registry_->AddClient(SharedRegion::kAnyTenant);  // counts as the first's
+  // counts for the first tenant
+  const uint64_t nobodys = registry_->AddClient(SharedRegion::kAnyTenant);
   ExpectRefused(nobodys, kPage, Code::kResourceExhausted, "tenant limit shared-memory");
   EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).used, 4 * kPage);
   EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).refused, 1);
-  // Until its memory is closed, a region counts, whatever became of its client.
+  // A region counts until its memory is closed, even if its client has gone.
   RegionRef used = registry_->Find(token, 1);
   registry_->RemoveClient(one);
   ExpectRefused(two, kPage, Code::kResourceExhausted, "the tenant has 16384");
   used.reset();
-  MustCreate(two, 3 * kPage);  // waits for what is being closed, and counts no refusal meanwhile
+  // waits for the memory being closed; that is not counted as a refusal
+  MustCreate(two, 3 * kPage);
   EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).refused, 2);
   registry_.reset();
   EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).used, 0);
 }
 
-TEST_F(RegionRegistryTest, MakingARegionIsChargedToItsTenant) {
+TEST_F(RegionRegistryTest, CreatingARegionIsChargedToItsTenant) {
   std::vector<TenantBounds> bounds(2);
   bounds[1].bytes = {kPage, 2 * kPage};
   TenantLimits tenants(bounds, clock_);
@@ -240,7 +245,7 @@ TEST_F(RegionRegistryTest, MakingARegionIsChargedToItsTenant) {
   EXPECT_EQ(tenants.use(1, Limit::kSharedMemory).used, 0);
 }
 
-TEST_F(RegionRegistryTest, ABoundOnTheNumberOfRegions) {
+TEST_F(RegionRegistryTest, TheNumberOfRegionsIsBounded) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   MustCreate(client, 1);
   MustCreate(client, 1);
@@ -250,7 +255,7 @@ TEST_F(RegionRegistryTest, ABoundOnTheNumberOfRegions) {
   MustCreate(client, 1);
 }
 
-TEST_F(RegionRegistryTest, WhatFailsOnTheWayLeavesNothing) {
+TEST_F(RegionRegistryTest, AFailedCreationLeavesNothing) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   memory_.Refuse(ResourceExhausted("no pages"));
   ExpectRefused(client, kPage, Code::kResourceExhausted, "no pages");
@@ -261,14 +266,14 @@ TEST_F(RegionRegistryTest, WhatFailsOnTheWayLeavesNothing) {
   WaitUntilTaken(0);
   repeat_tokens_ = true;
   const std::string token = MustCreate(client, kPage);
-  ExpectRefused(client, kPage, Code::kInternal, "a token came twice");
+  ExpectRefused(client, kPage, Code::kInternal, "the new token is already in use");
   repeat_tokens_ = false;
   EXPECT_NE(registry_->Find(token, 0), nullptr);
   WaitUntilTaken(kPage);
   MustCreate(client, 7 * kPage);
 }
 
-TEST_F(RegionRegistryTest, TheEndForgetsEverything) {
+TEST_F(RegionRegistryTest, DestructionFreesEverything) {
   const uint64_t client = registry_->AddClient(SharedRegion::kAnyTenant);
   MustCreate(client, kPage);
   MustCreate(client, kPage);
@@ -277,7 +282,7 @@ TEST_F(RegionRegistryTest, TheEndForgetsEverything) {
 }
 
 // Clients come, go and use each other's regions from many threads; every count must return to zero.
-TEST_F(RegionRegistryTest, ManyThreads) {
+TEST_F(RegionRegistryTest, CountsReturnToZeroUnderManyThreads) {
   Restart({{1}, 64 * kPage, 16 * kPage, 8});
   std::mutex mutex;
   std::vector<std::string> tokens;
@@ -294,7 +299,7 @@ TEST_F(RegionRegistryTest, ManyThreads) {
           if (!tokens.empty()) token = tokens[random() % tokens.size()];
         }
         if (RegionRef found = registry_->Find(token, 0)) {
-          found->data[u] = 1;  // a byte of its own: regions are shared by what uses them
+          found->data[u] = 1;  // a byte of its own: regions are shared by their users
           held.push_back(std::move(found));
         }
         if (held.size() > 4) held.erase(held.begin() + static_cast<long>(random() % held.size()));

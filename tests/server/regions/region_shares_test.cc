@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which of all regions' bytes a tenant may have, where several want them, and what becomes of those
-// of a client that the server ends.
+// How many bytes of regions each tenant may have when several compete, and what happens to a
+// client's regions when the server ends it.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@ using test::kPage;
 
 class RegionSharesTest : public test::RegionRegistryFixture {
  protected:
-  // Two tenants of the same weight: of 16 pages 4 are for each alone, and 8 in common.
+  // Two tenants of equal weight: of 16 pages, 4 are reserved for each and 8 are common.
   RegionSharesTest() {
     Restart({{1, 1}, 16 * kPage, 16 * kPage, 9});
     one_ = registry_->AddClient(0);
@@ -29,23 +29,23 @@ class RegionSharesTest : public test::RegionRegistryFixture {
   uint64_t other_ = 0;
 };
 
-TEST_F(RegionSharesTest, ATenantsOwnPartIsFreeAndTheRestGoesToWhoeverComesFirst) {
+TEST_F(RegionSharesTest, ATenantsPartIsReservedAndTheRestIsFirstComeFirstServed) {
   const std::string first = MustCreate(one_, 8 * kPage), second = MustCreate(two_, 4 * kPage);
   ExpectRefused(two_, 1, Code::kResourceExhausted,
-                "the bound of all regions (shared-memory-max), 65536, has too little left; the "
-                "tenant has 49152, its own part is 16384");
+                "too little of the limit for all regions (shared-memory-max), 65536, is free; the "
+                "tenant has 49152, its reserved share is 16384");
   const std::string others = MustCreate(other_, 4 * kPage);
   ExpectRefused(other_, 1, Code::kResourceExhausted, "the tenant has 16384");
   EXPECT_NE(registry_->Find(first, 0), nullptr);
   EXPECT_NE(registry_->Find(second, 0), nullptr) << "none makes room for another's";
   ASSERT_TRUE(registry_->Release(one_, first).ok());
   MustCreate(other_, 8 * kPage);
-  ExpectRefused(one_, kPage, Code::kResourceExhausted, "too little left");
+  ExpectRefused(one_, kPage, Code::kResourceExhausted, "too little of the limit");
   ASSERT_TRUE(registry_->Release(other_, others).ok());
   MustCreate(one_, 4 * kPage);
 }
 
-TEST_F(RegionSharesTest, WhatIsReleasedCountsForItsTenantUntilItIsClosed) {
+TEST_F(RegionSharesTest, AReleasedRegionCountsForItsTenantUntilItIsClosed) {
   const std::string token = MustCreate(one_, 12 * kPage);
   RegionRef request = registry_->Find(token, 0);
   ASSERT_TRUE(registry_->Release(one_, token).ok());
@@ -57,7 +57,7 @@ TEST_F(RegionSharesTest, WhatIsReleasedCountsForItsTenantUntilItIsClosed) {
   MustCreate(other_, 8 * kPage);
 }
 
-// They may hold an answer that it has not read.
+// They may hold an answer that the client has not read.
 TEST_F(RegionSharesTest, AnEndedClientsRegionsStayUntilItGivesThemUp) {
   const std::string lost = MustCreate(one_, 8 * kPage), used = MustCreate(one_, 4 * kPage);
   RegionRef request = registry_->Find(used, 0);
@@ -78,7 +78,7 @@ TEST_F(RegionSharesTest, AnEndedClientsRegionsStayUntilItGivesThemUp) {
   EXPECT_EQ(memory_.kept(), 0) << "what a client gives up is emptied";
 }
 
-TEST_F(RegionSharesTest, TheyGoWithTheirClient) {
+TEST_F(RegionSharesTest, AnEndedClientsRegionsGoWhenItDisconnects) {
   MustCreate(one_, 8 * kPage);
   EXPECT_TRUE(registry_->EndClient(one_));
   registry_->RemoveClient(one_);
@@ -86,7 +86,7 @@ TEST_F(RegionSharesTest, TheyGoWithTheirClient) {
   EXPECT_EQ(memory_.kept(), 0);
 }
 
-TEST_F(RegionSharesTest, TheServersEndLeavesThemAsTheyAre) {
+TEST_F(RegionSharesTest, TheServersEndDoesNotEmptyRegions) {
   MustCreate(one_, 8 * kPage);
   MustCreate(other_, 4 * kPage);
   EXPECT_TRUE(registry_->EndClient(one_));

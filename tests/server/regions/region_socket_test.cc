@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The shared memory's socket: packets, connections that come and go, and the file that it is.
+// The socket for shared memory: packets, connections that come and go, and the socket file.
 
 #include "server/regions/region_socket.h"
 
@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 using test::RegionClient;
 using RegionSocketTest = test::RegionSocketFixture;
 
-TEST_F(RegionSocketTest, RefusalsLeaveTheConnectionAsItWas) {
+TEST_F(RegionSocketTest, ARefusalLeavesTheConnectionUsable) {
   ASSERT_TRUE(Start().ok());
   RegionClient client(options_.path), other(options_.path);
   const v1::RegionReply large = client.TryCreate((1 << 19) + 1);
@@ -45,7 +45,7 @@ TEST_F(RegionSocketTest, RefusalsLeaveTheConnectionAsItWas) {
   EXPECT_NE(registry_.Find(region->token(), 0), nullptr);
 }
 
-TEST_F(RegionSocketTest, NoPacketHarmsAnybodyElse) {
+TEST_F(RegionSocketTest, ABadPacketDoesNotHarmOtherClients) {
   ASSERT_TRUE(Start().ok());
   RegionClient good(options_.path);
   const auto region = good.Create(4096);
@@ -59,7 +59,7 @@ TEST_F(RegionSocketTest, NoPacketHarmsAnybodyElse) {
     EXPECT_FALSE(bad.Receive().has_value()) << "what cannot be read ends the connection";
   }
   {
-    // Nobody reads the answers: once they fill the socket, the connection is over.
+    // The replies are not read: once they fill the socket, the connection ends.
     RegionClient deaf(options_.path);
     v1::RegionRequest request;
     request.mutable_release()->set_token("none");
@@ -78,8 +78,8 @@ int OpenFiles() {
   return count;
 }
 
-// A client sends none; what comes all the same must not fill the server's table.
-TEST_F(RegionSocketTest, DescriptorsFromClientsAreRefusedAndDropped) {
+// Clients never send descriptors; any that arrive must not fill the server's table.
+TEST_F(RegionSocketTest, DescriptorsFromClientsAreRefusedAndClosed) {
   ASSERT_TRUE(Start().ok());
   v1::RegionRequest request;
   request.mutable_create()->set_bytes(4096);
@@ -101,7 +101,7 @@ TEST_F(RegionSocketTest, DescriptorsFromClientsAreRefusedAndDropped) {
 TEST_F(RegionSocketTest, AnotherUsersProcessIsRefused) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   ASSERT_TRUE(Start().ok());
-  // As if the modes did not keep others out already.
+  // The file modes alone would keep other users out.
   ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
   ASSERT_EQ(chmod(options_.path.c_str(), 0666), 0);
   int heard[2];
@@ -132,8 +132,8 @@ TEST_F(RegionSocketTest, AnotherUsersProcessIsRefused) {
   EXPECT_EQ(registry_.stats().clients, 0);
 }
 
-// No user takes all the places where any may come.
-TEST_F(RegionSocketTest, ABoundOnEachUser) {
+// One user cannot take all places when any user may connect.
+TEST_F(RegionSocketTest, ConnectionsPerUserAreBounded) {
   options_.connections_max = 8;
   options_.any_user = true;
   ASSERT_TRUE(Start().ok());
@@ -144,7 +144,7 @@ TEST_F(RegionSocketTest, ABoundOnEachUser) {
   RegionClient third(options_.path);
   const auto refused = third.Receive();
   ASSERT_TRUE(refused.has_value());
-  EXPECT_NE(refused->error().message().find("has 2 connections, the most of one user"),
+  EXPECT_NE(refused->error().message().find("has 2 connections, the limit for one user"),
             std::string::npos)
       << refused->error().message();
 }
@@ -164,10 +164,10 @@ TEST_F(RegionSocketTest, StoppingEndsConnectionsAndRemovesTheSocket) {
   used.reset();
   WaitUntilEmpty();
   EXPECT_EQ(region->data()[0], 'z') << "an answer there may not have been read";
-  socket_->Stop();  // once more does nothing
+  socket_->Stop();  // a second call does nothing
 }
 
-// Memory that comes, or goes, only when the test lets it.
+// Memory whose allocation and release wait for the test.
 class SlowMemory final : public RegionMemory {
  public:
   enum class When { kComes, kGoes };
@@ -200,7 +200,7 @@ class SlowMemory final : public RegionMemory {
   std::future<void> released_ = release_.get_future();
 };
 
-TEST_F(RegionSocketTest, AClientThatWaitsForMemoryKeepsNoOtherWaiting) {
+TEST_F(RegionSocketTest, AClientThatWaitsForMemoryDoesNotDelayOthers) {
   RegionLimits limits{{1}, 16 << 12, 16 << 12, 4};
   limits.return_wait = std::chrono::hours(1);
   SlowMemory slow(memory_, SlowMemory::When::kGoes);
@@ -227,7 +227,7 @@ TEST_F(RegionSocketTest, AClientThatWaitsForMemoryKeepsNoOtherWaiting) {
   EXPECT_EQ(registry.stats().refused, 0);
 }
 
-TEST_F(RegionSocketTest, StoppingWaitsForARegionNoLongerThanItIsTold) {
+TEST_F(RegionSocketTest, StoppingWaitsForARegionOnlyUntilTheLimit) {
   SlowMemory slow(memory_);
   RegionRegistry registry({{1}, 1 << 20, 1 << 19, 4}, slow, clock_, RandomToken);
   Result<std::unique_ptr<RegionSocket>> socket =

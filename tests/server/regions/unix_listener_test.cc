@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where a server listens for those who want shared memory: what it may make, take over and follow.
+// The socket on which a server offers shared memory: what it may create, take over and follow.
 
 #include "server/regions/unix_listener.h"
 
@@ -54,7 +54,7 @@ class UnixListenerTest : public ::testing::Test {
   std::optional<UnixListener> listener_;
 };
 
-TEST_F(UnixListenerTest, TheFileIsTheUsersOwn) {
+TEST_F(UnixListenerTest, TheSocketIsOnlyForItsUser) {
   path_ = folder_ / "made" / "here" / "shm.sock";
   ASSERT_TRUE(Start().ok());
   struct stat about {};
@@ -72,7 +72,7 @@ TEST_F(UnixListenerTest, TheFileIsTheUsersOwn) {
   EXPECT_EQ(about.st_mode & 0777, 0666u);
 }
 
-TEST_F(UnixListenerTest, AnotherProgramsSocketIsLeftAlone) {
+TEST_F(UnixListenerTest, AnotherProgramsSocketIsNotReplaced) {
   const UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -80,18 +80,18 @@ TEST_F(UnixListenerTest, AnotherProgramsSocketIsLeftAlone) {
   ASSERT_EQ(bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
   ASSERT_EQ(listen(listener.get(), 1), 0);
   const Status refused = Start();
-  EXPECT_NE(refused.message().find("another process listens there"), std::string::npos)
+  EXPECT_NE(refused.message().find("another process is listening on it"), std::string::npos)
       << refused.message();
 }
 
-// A server that starts, or hangs, at the same path: nobody waits for it.
-TEST_F(UnixListenerTest, TheLockDecidesWhoOwnsThePath) {
+// Another server may be starting, or hang, at the same path: it is not awaited.
+TEST_F(UnixListenerTest, APathLockedByAnotherServerIsRefused) {
   Result<UnixListener> first = ListenAt(Options());
   ASSERT_TRUE(first.ok()) << first.status().ToString();
   first->socket.Reset();
   const Status refused = Start();
   EXPECT_EQ(refused.code(), Code::kUnavailable);
-  EXPECT_NE(refused.message().find("another server owns it"), std::string::npos);
+  EXPECT_NE(refused.message().find("another server is using it"), std::string::npos);
   StopListening(&*first);
   EXPECT_TRUE(fs::is_empty(folder_)) << "nothing is left";
   EXPECT_TRUE(Start().ok());
@@ -116,13 +116,14 @@ TEST_F(UnixListenerTest, SymbolicLinksAreNotFollowed) {
   EXPECT_NE(refused.message().find("not a socket"), std::string::npos) << refused.message();
 }
 
-TEST_F(UnixListenerTest, FoldersThatOthersMayWriteToAreRefused) {
+TEST_F(UnixListenerTest, FoldersWritableByOthersAreRefused) {
   const fs::path open = folder_ / "open";
   fs::create_directory(open);
   path_ = open / "shm.sock";
   ASSERT_EQ(chmod(open.c_str(), 0777), 0);
   const Status refused = Start();
-  EXPECT_NE(refused.message().find("others may write"), std::string::npos) << refused.message();
+  EXPECT_NE(refused.message().find("is writable by other users"), std::string::npos)
+      << refused.message();
   ASSERT_EQ(chmod(open.c_str(), 01777), 0);
   EXPECT_TRUE(Start().ok()) << "nobody replaces another's file in a sticky folder";
   listener_.reset();
@@ -130,8 +131,8 @@ TEST_F(UnixListenerTest, FoldersThatOthersMayWriteToAreRefused) {
   EXPECT_NE(Start().message().find("must have 1 to 107"), std::string::npos);
 }
 
-// As gRPC's sockets are: in anybody's folder, which must be there, and of a mode and a group.
-TEST_F(UnixListenerTest, OrdinaryFoldersAndModes) {
+// As for gRPC's sockets: the folder may be anyone's but must exist; mode and group can be set.
+TEST_F(UnixListenerTest, OrdinarySocketsMayBeInAnyExistingFolder) {
   type_ = SOCK_STREAM;
   own_folder_ = false;
   mode_ = 0660;
@@ -149,8 +150,8 @@ TEST_F(UnixListenerTest, OrdinaryFoldersAndModes) {
   EXPECT_TRUE(fs::exists(path_ + ".lock"));
 }
 
-// Start the new one, then stop the old one: the path is the first one's, and what somebody else
-// put there is nobody's to remove.
+// A new server starts, then the old one stops: it must not remove a socket that is no longer its
+// own.
 TEST_F(UnixListenerTest, OnlyItsOwnSocketIsRemoved) {
   ASSERT_TRUE(Start().ok());
   fs::remove(path_);
@@ -166,7 +167,7 @@ TEST_F(UnixListenerTest, OnlyItsOwnSocketIsRemoved) {
 
 TEST_F(UnixListenerTest, AStaleSocketIsReplacedAndAFileIsKept) {
   ASSERT_TRUE(Start().ok());
-  listener_.reset();  // as a process that died: the files stay
+  listener_.reset();  // like a process that died: the files stay
   ASSERT_TRUE(fs::exists(path_));
   ASSERT_TRUE(Start().ok());
   StopListening(&*listener_);

@@ -37,8 +37,8 @@ class InputSourceTest : public ::testing::Test {
   InputSource source_;
 };
 
-// Q, the new rows of K and V, a bias, O and LSE in memory of a client's, K and V in pages.
-TEST_F(InputSourceTest, EveryTensorInPlaceAndSessionsToo) {
+// Q, the new rows of K and V, a bias, O and LSE in a client's memory, K and V in pages.
+TEST_F(InputSourceTest, FindsTensorsInPlaceAndInSessions) {
   std::array<std::array<char, 64>, 6> tensors;
   auto shared = std::make_unique<SharedTensors>();
   shared->device = 0;
@@ -53,12 +53,12 @@ TEST_F(InputSourceTest, EveryTensorInPlaceAndSessionsToo) {
   }
 }
 
-TEST_F(InputSourceTest, CommitsWhatWasAppendedAndLetsGo) {
+TEST_F(InputSourceTest, CommitsAppendedRowsAndReleasesItsHolds) {
   EXPECT_EQ(source_.pinned_device(), 0);
   source_.Commit();
   source_.End();
   EXPECT_EQ(table_.Get(0, "id")->length, 3);
-  source_.End();  // again, as a request that ends does
+  source_.End();  // again, as a request does when it ends
   EXPECT_TRUE(table_.Consistent());
 }
 

@@ -7,7 +7,7 @@
 namespace attend {
 namespace {
 
-TEST(CallCallerTest, OnlyThisHostIsLocal) {
+TEST(CallCallerTest, OnlyPeersOnThisHostAreLocal) {
   for (const char* peer :
        {"unix:", "unix:/run/a.sock", "ipv4:127.0.0.1:40000", "ipv4:127.1.2.3:1",
         "ipv6:%5B::1%5D:40000", "ipv6:[::1]:40000", "ipv6:%5B::ffff:127.0.0.1%5D:40000"}) {

@@ -20,7 +20,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A queue whose threads do nothing until the gate opens.
+// A queue whose threads start when the gate opens.
 class CallQueueTest : public ::testing::Test {
  protected:
   void Make(int threads, TenantWeights weights) {
@@ -28,7 +28,7 @@ class CallQueueTest : public ::testing::Test {
     queue_.emplace(*workers_, weights, clock_);
     for (int n = 0; n < threads; ++n) workers_->Post([opened = opened_] { opened.wait(); });
   }
-  // A call that takes `ms`, and writes its tenant's letter.
+  // A call that takes `ms` and appends its tenant's letter to `order_`.
   void Post(int tenant, int ms, int64_t bytes = 10) {
     const Status posted = queue_->Post(tenant, bytes, [this, tenant, ms] {
       clock_.Advance(milliseconds(ms));
@@ -36,7 +36,7 @@ class CallQueueTest : public ::testing::Test {
     });
     ASSERT_TRUE(posted.ok()) << posted.message();
   }
-  // Everything runs that was posted.
+  // Runs everything that was posted.
   std::string Order() {
     gate_.set_value();
     workers_.reset();
@@ -48,7 +48,7 @@ class CallQueueTest : public ::testing::Test {
   std::shared_future<void> opened_ = gate_.get_future().share();
   std::optional<WorkerThreads> workers_;
   std::optional<CallQueue> queue_;
-  std::string order_;  // on the one thread that runs calls
+  std::string order_;  // on the only thread that runs calls
 };
 
 TEST_F(CallQueueTest, CallsOfOneTenantKeepTheirOrder) {
@@ -61,19 +61,19 @@ TEST_F(CallQueueTest, CallsOfOneTenantKeepTheirOrder) {
   EXPECT_EQ(order, "0123456789");
 }
 
-TEST_F(CallQueueTest, WhoComesAfterALongLineIsNext) {
+TEST_F(CallQueueTest, ATenantsBacklogDoesNotDelayAnother) {
   Make(1, {1, 1});
   for (int n = 0; n < 1000; ++n) Post(0, 5);
   for (int n = 0; n < 3; ++n) Post(1, 1);
   EXPECT_EQ(Order().substr(0, 6), "abbbaa");
 }
 
-TEST_F(CallQueueTest, TenantsShareTheTimeAndNotTheCalls) {
+TEST_F(CallQueueTest, TenantsShareTimeNotCalls) {
   Make(1, {1, 1});
   for (int n = 0; n < 8; ++n) Post(0, 40);
   for (int n = 0; n < 80; ++n) Post(1, 4);
   const std::string order = Order();
-  // Ten calls of the one take as long as one of the other.
+  // Ten calls of one tenant take as long as one of the other.
   for (int n = 0; n < 7; ++n) {
     const std::string part = order.substr(n * 11, 11);
     EXPECT_EQ(std::count(part.begin(), part.end(), 'a'), 1) << n << " " << order;
@@ -90,12 +90,12 @@ TEST_F(CallQueueTest, SharesAreByWeight) {
   EXPECT_NEAR(std::count(order.begin(), order.end(), 'b'), 15, 1) << order;
 }
 
-TEST_F(CallQueueTest, WhoWasIdleHasNothingSavedUp) {
+TEST_F(CallQueueTest, AnIdleTenantAccumulatesNoShare) {
   Make(1, {1, 1});
   for (int n = 0; n < 20; ++n) Post(0, 10);
   ASSERT_TRUE(queue_
                   ->Post(1, 0,
-                         [this] {  // the other has run once by now
+                         [this] {  // the other tenant has run once by now
                            for (int n = 0; n < 10; ++n) Post(1, 10);
                          })
                   .ok());
@@ -103,7 +103,7 @@ TEST_F(CallQueueTest, WhoWasIdleHasNothingSavedUp) {
   EXPECT_NEAR(std::count(order.begin(), order.end(), 'b'), 8, 1) << order;
 }
 
-TEST_F(CallQueueTest, OtherWorkTakesItsTurns) {
+TEST_F(CallQueueTest, OtherWorkTakesTurnsWithCalls) {
   Make(1, {1});
   for (int n = 0; n < 100; ++n) Post(0, 1);
   workers_->Post(
@@ -111,7 +111,7 @@ TEST_F(CallQueueTest, OtherWorkTakesItsTurns) {
   EXPECT_EQ(Order().substr(0, 11), "a.a.a.a.a.!");
 }
 
-TEST_F(CallQueueTest, HalfOfTheThreadsAreForOtherWork) {
+TEST_F(CallQueueTest, CallsLeaveHalfOfTheThreadsToOtherWork) {
   Make(4, {1});
   std::promise<void> end;
   const std::shared_future<void> ended = end.get_future().share();
@@ -121,7 +121,7 @@ TEST_F(CallQueueTest, HalfOfTheThreadsAreForOtherWork) {
   std::atomic<int> here{0};
   workers_->Post(
       2,
-      [&here](size_t) {  // ends only if the other part runs meanwhile
+      [&here](size_t) {  // ends only if both parts run at the same time
         here.fetch_add(1);
         while (here.load() < 2) std::this_thread::yield();
       },
@@ -131,12 +131,12 @@ TEST_F(CallQueueTest, HalfOfTheThreadsAreForOtherWork) {
   workers_.reset();
 }
 
-TEST_F(CallQueueTest, NoMoreOfATenantWaitThanMay) {
+TEST_F(CallQueueTest, ATenantsWaitingCallsAreBounded) {
   Make(1, {1, 1});
   for (int64_t n = 0; n < CallQueue::kCallsMax; ++n) Post(0, 0);
   const Status refused = queue_->Post(0, 10, [this] { order_ += "!"; });
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
-  EXPECT_NE(refused.message().find("1024 of the tenant wait"), std::string::npos)
+  EXPECT_NE(refused.message().find("1024 of the tenant are waiting"), std::string::npos)
       << refused.message();
   Post(1, 0, CallQueue::kBytesMax - 5);
   EXPECT_EQ(queue_->Post(1, 6, [this] { order_ += "!"; }).code(), Code::kResourceExhausted);
@@ -146,7 +146,7 @@ TEST_F(CallQueueTest, NoMoreOfATenantWaitThanMay) {
   EXPECT_EQ(order.find('!'), std::string::npos);
 }
 
-TEST_F(CallQueueTest, RoomComesBackAsCallsBegin) {
+TEST_F(CallQueueTest, ACallFreesItsPlaceWhenItBegins) {
   Make(1, {1});
   Post(0, 0, CallQueue::kBytesMax);
   Status posted;
@@ -159,7 +159,7 @@ TEST_F(CallQueueTest, RoomComesBackAsCallsBegin) {
   EXPECT_EQ(order_, "alate");
 }
 
-TEST_F(CallQueueTest, EveryCallOfManyThreadsRunsOnce) {
+TEST_F(CallQueueTest, EveryCallRunsOnceUnderManyThreads) {
   Make(4, {1, 1, 2});
   gate_.set_value();
   std::atomic<int> calls{0};

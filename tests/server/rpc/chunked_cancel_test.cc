@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cancellations that meet the first message of AttendChunked: the call must not end while the
-// request that its header begins still speaks of it. Freed memory of some size is overwritten here,
-// so that whoever looks at a call that is gone does not go on unharmed.
+// Cancellations that race with the first message of AttendChunked: the call must not end while the
+// request that its header begins still refers to it. Freed memory is overwritten here, so that a
+// use after free does not go unnoticed.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdlib>  // says which C library it is
+#include <cstdlib>  // defines __GLIBC__
 #include <memory>
 #include <random>
 #include <string>
@@ -36,7 +36,7 @@ using test::TestServer;
 
 constexpr int kThreads = 4;
 constexpr int kCallsEach = 3000;
-constexpr int kPauseUsMost = 300;  // around what a header's way takes
+constexpr int kPauseUsMost = 300;  // about as long as the server takes for a header
 
 void SpoilFreedMemory() {
 #if defined(__GLIBC__)
@@ -44,7 +44,7 @@ void SpoilFreedMemory() {
 #endif
 }
 
-TEST(ChunkedCancelTest, AtTheHeader) {
+TEST(ChunkedCancelTest, ACancellationThatRacesWithTheHeaderIsHarmless) {
   SpoilFreedMemory();
   TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   const v1::AttendRequest header = ChunkedHeader(test::PlainWireProblem(1).request);
@@ -75,7 +75,7 @@ TEST(ChunkedCancelTest, AtTheHeader) {
   for (std::thread& thread : threads) thread.join();
   Engine& engine = server.server().engine();
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  // The server may hear of some calls only after their clients have given them up.
+  // The server may hear of some calls only after their clients have given up.
   const auto at_rest = [&] {
     return engine.inflight() == 0 && engine.host_pool().used_bytes() == 0;
   };
@@ -84,7 +84,7 @@ TEST(ChunkedCancelTest, AtTheHeader) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   EXPECT_TRUE(at_rest()) << "seed " << seed;
-  // How many headers still waited when they were given up is luck.
+  // How many headers were still waiting then varies.
   EXPECT_LE(server.Metric("attend_early_cancellations_total"),
             server.Metric("attend_requests_total{code=\"CANCELLED\"}"))
       << "seed " << seed;
@@ -93,7 +93,7 @@ TEST(ChunkedCancelTest, AtTheHeader) {
       << "seed " << seed;
 }
 
-// Holds up the thread that takes headers, which looks at the deadlines there.
+// Blocks the thread that processes headers, which reads the clock.
 class HeldClock final : public Clock {
  public:
   TimePoint Now() const override {
@@ -110,7 +110,7 @@ class HeldClock final : public Clock {
   mutable std::atomic<bool> holds{false};
 };
 
-TEST(ChunkedCancelTest, WhileTheHeaderWaitsForAThread) {
+TEST(ChunkedCancelTest, ACancellationWhileTheHeaderWaitsIsCountedAsEarly) {
   const auto clock = std::make_shared<HeldClock>();
   TestServer server(
       [](Config& config) {
@@ -125,7 +125,8 @@ TEST(ChunkedCancelTest, WhileTheHeaderWaitsForAThread) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!clock->holds && std::chrono::steady_clock::now() < until) std::this_thread::yield();
   EXPECT_TRUE(clock->holds);
-  for (int pause_ms = 1; pause_ms <= 512; pause_ms *= 2) {  // the first ones may not be there yet
+  // the first ones may not have arrived yet
+  for (int pause_ms = 1; pause_ms <= 512; pause_ms *= 2) {
     test::ChunkedStreamClient waiting(server);
     EXPECT_TRUE(waiting.SendHeader(header));
     std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms));
@@ -136,7 +137,7 @@ TEST(ChunkedCancelTest, WhileTheHeaderWaitsForAThread) {
   taken.Receive();
   taken.Cancel();
   EXPECT_EQ(taken.Finish().error_code(), grpc::StatusCode::CANCELLED);
-  // The server may hear of the last one when the thread is free already.
+  // The server may hear of the last one after the thread is free again.
   double early = 0, cancelled = 0;
   const auto counted = [&] { return early > 0 && cancelled > early && cancelled <= early + 2; };
   while (!counted() && std::chrono::steady_clock::now() < until) {
@@ -146,8 +147,8 @@ TEST(ChunkedCancelTest, WhileTheHeaderWaitsForAThread) {
   EXPECT_TRUE(counted()) << cancelled << " cancelled, " << early << " of them early";
 }
 
-// A client's other streams may have brought its answer: nobody made a bad request.
-TEST(ChunkedCancelTest, BeforeTheFirstMessageIsNoRequest) {
+// The client's other streams may have brought its answer already: this is not a bad request.
+TEST(ChunkedCancelTest, ACancellationBeforeTheHeaderIsNotARequest) {
   TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   const auto stub = server.Stub();
   std::mt19937_64 random(test::FreshSeed());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AttendChunked when things go wrong or slowly: memory, lost streams, cancellation, deadlines, idle
-// clients, drain; and seeded random mixtures of all. Nothing may be left.
+// AttendChunked when something fails or is slow: memory, lost streams, cancellation, deadlines,
+// idle clients, drain, and seeded random mixtures of all. Nothing may be left behind.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -73,7 +73,7 @@ TEST(ChunkedLifeTest, AFullQueueRefusesTheCompleteRequest) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedLifeTest, ALostStreamEndsTheUploadOnceWithOneStatus) {
+TEST(ChunkedLifeTest, ALostStreamEndsTheUploadWithOneStatus) {
   TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   const WireProblem problem = test::PlainWireProblem(2);
   for (const bool lose_first : {false, true}) {
@@ -105,7 +105,7 @@ TEST(ChunkedLifeTest, ALostStreamDropsTheQueuedRequest) {
   queued.second->Cancel();
   EXPECT_EQ(queued.first->Finish().error_code(), StatusCode::CANCELLED);
   while (server.server().engine().inflight() > 1) std::this_thread::yield();
-  // What runs runs on; its answer goes nowhere.
+  // A running request is not stopped; its answer is dropped.
   running.first->Cancel();
   running.second->Cancel();
   EXPECT_EQ(running.first->Finish().error_code(), StatusCode::CANCELLED);
@@ -115,7 +115,7 @@ TEST(ChunkedLifeTest, ALostStreamDropsTheQueuedRequest) {
   EXPECT_EQ(server.backend().submitted_items(), 1);
 }
 
-TEST(ChunkedLifeTest, AFailureOfTheDeviceIsToldOnEveryStream) {
+TEST(ChunkedLifeTest, ADeviceFailureIsReportedOnEveryStream) {
   TestServer server;
   server.backend().FailItem(1, Internal("cudaErrorPretend (999)"));
   const WireProblem problem = test::PlainWireProblem(4);
@@ -129,7 +129,7 @@ TEST(ChunkedLifeTest, AFailureOfTheDeviceIsToldOnEveryStream) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedLifeTest, AClientThatStopsSendingLosesItsMemory) {
+TEST(ChunkedLifeTest, AnIdleUploadLosesItsMemory) {
   TestServer server([](Config& config) { config.chunked_idle_timeout_seconds = 2; });
   const WireProblem problem = test::PlainWireProblem(5);
   TwoStreams streams(server, problem.request);
@@ -138,7 +138,7 @@ TEST(ChunkedLifeTest, AClientThatStopsSendingLosesItsMemory) {
     const grpc::Status status = (*stream)->Finish();
     EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED);
     EXPECT_NE(status.error_message().find("chunked-idle-timeout"), std::string::npos);
-    EXPECT_NE(status.error_message().find("2048 of 3072 are missing"), std::string::npos)
+    EXPECT_NE(status.error_message().find("2048 of 3072 bytes are missing"), std::string::npos)
         << status.error_message();
   }
   WaitUntilEmpty(server);
@@ -154,7 +154,7 @@ TEST(ChunkedLifeTest, ARunningRequestIsNotIdle) {
   ASSERT_TRUE(client.SendHeader(ChunkedHeader(problem.request)));
   for (int i = 0; i < 3; ++i) client.SendChunk(i + 1, 0, problem.request.raw(i));
   server.backend().WaitForWaiting(1);
-  // Another one's timeout shows that the time has passed.
+  // Another upload's timeout shows that the time has passed.
   ASSERT_TRUE(idle.SendHeader(ChunkedHeader(problem.request)));
   EXPECT_TRUE(idle.Receive().has_grant());
   clock->Advance(milliseconds(100));
@@ -163,7 +163,7 @@ TEST(ChunkedLifeTest, ARunningRequestIsNotIdle) {
   EXPECT_TRUE(client.Finish().ok());
 }
 
-TEST(ChunkedLifeTest, TheDeadlineEndsAnUpload) {
+TEST(ChunkedLifeTest, ADeadlineEndsAnUpload) {
   TestServer server;
   const WireProblem problem = test::PlainWireProblem(7);
   ChunkedStreamClient client(server, milliseconds(1000));
@@ -173,9 +173,9 @@ TEST(ChunkedLifeTest, TheDeadlineEndsAnUpload) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedLifeTest, AStreamLostWhileTheAnswerLeavesEndsTheOthers) {
-  // More than two connections take while nobody reads.
-  const WireProblem large = test::PlainWireProblem(8, 65536, 64);  // 32 MiB a tensor
+TEST(ChunkedLifeTest, AStreamLostDuringTheAnswerEndsTheOthers) {
+  // More than two connections buffer while the client does not read.
+  const WireProblem large = test::PlainWireProblem(8, 65536, 64);  // 32 MiB per tensor
   TestServer server;
   server.backend().SetCompute([](const Attention& a) {
     std::memcpy(a.o.data, a.v.data, static_cast<size_t>(ElementsO(a.problem)) * 4);
@@ -185,7 +185,7 @@ TEST(ChunkedLifeTest, AStreamLostWhileTheAnswerLeavesEndsTheOthers) {
   for (const test::Chunk& chunk : test::CutToChunks(large.request, 1 << 20, random)) {
     ASSERT_TRUE(streams.first->SendChunk(chunk.tensor, chunk.offset, chunk.data));
   }
-  EXPECT_TRUE(streams.first->Receive().has_response());  // and no more: a write stays stuck
+  EXPECT_TRUE(streams.first->Receive().has_response());  // and stays: a write is stuck
   streams.second->Receive();
   streams.second->Cancel();
   streams.second->Finish();
@@ -193,7 +193,7 @@ TEST(ChunkedLifeTest, AStreamLostWhileTheAnswerLeavesEndsTheOthers) {
   EXPECT_EQ(streams.first->Finish().error_code(), StatusCode::CANCELLED);
 }
 
-TEST(ChunkedLifeTest, DrainEndsUploadsAndFinishesWhatWasComplete) {
+TEST(ChunkedLifeTest, DrainEndsUploadsAndFinishesCompleteRequests) {
   TestServer server([](Config& config) { config.lanes = 1; });
   server.backend().Hold();
   const WireProblem problem = test::PlainWireProblem(10);
@@ -219,7 +219,7 @@ TEST(ChunkedLifeTest, DrainEndsUploadsAndFinishesWhatWasComplete) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedLifeTest, StoppingTheServerEndsEverything) {
+TEST(ChunkedLifeTest, StoppingTheServerEndsEveryUpload) {
   const WireProblem problem = test::PlainWireProblem(11);
   auto server = std::make_unique<TestServer>();
   TwoStreams streams(*server, problem.request);
@@ -229,12 +229,12 @@ TEST(ChunkedLifeTest, StoppingTheServerEndsEverything) {
   EXPECT_FALSE(streams.second->Finish().ok());
 }
 
-// The read that finds the half-close begins while earlier chunks are copied by other threads and
-// the grant is on its way; whatever happens first, the last chunk's bytes are not missing.
-TEST(ChunkedLifeTest, AHalfCloseRightBehindTheLastChunkMissesNothing) {
+// The read that finds the half-close begins while other threads still copy earlier chunks and the
+// grant is on its way. In any order, the bytes of the last chunk must count.
+TEST(ChunkedLifeTest, AHalfCloseRightAfterTheLastChunkLosesNoBytes) {
   TestServer server([](Config& config) { config.copy_threads = 2; });
   server.backend().SetCompute([](const Attention&) {});
-  const WireProblem large = test::PlainWireProblem(12, 5000, 64);  // 1.2 MiB a tensor
+  const WireProblem large = test::PlainWireProblem(12, 5000, 64);  // 1.2 MiB per tensor
   const WireProblem small = test::PlainWireProblem(12);
   const int rounds = std::max(20, static_cast<int>(100 * test::TestScale()));
   std::vector<std::thread> clients;
@@ -257,7 +257,7 @@ TEST(ChunkedLifeTest, AHalfCloseRightBehindTheLastChunkMissesNothing) {
   WaitUntilEmpty(server);
 }
 
-// One client's request with one thing done wrong, or none, at a random point.
+// One client's request with at most one fault at a random point.
 void RandomRequest(TestServer& server, uint64_t seed, std::atomic<int>& good) {
   std::mt19937_64 random(seed);
   WireProblem problem = test::RandomWireProblem(seed, 1e4);
@@ -291,12 +291,12 @@ void RandomRequest(TestServer& server, uint64_t seed, std::atomic<int>& good) {
     if (streams.empty()) return;
     stream.SendChunk(chunks[c].tensor, chunks[c].offset, chunks[c].data);
   }
-  if (fault == 5) streams[random() % streams.size()]->Cancel();  // perhaps while it is answered
+  if (fault == 5) streams[random() % streams.size()]->Cancel();  // maybe while it is answered
   for (auto& stream : streams) stream->HalfClose();
   for (auto& stream : streams) stream->Finish();
 }
 
-TEST(ChunkedLifeTest, RandomSchedulesLeaveNothing) {
+TEST(ChunkedLifeTest, RandomSchedulesLeaveNothingBehind) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   TestServer server([](Config& config) { config.log_level = "off"; });

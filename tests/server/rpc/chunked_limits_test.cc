@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one AttendChunked request may take from others, and how a server says no.
+// What one AttendChunked request may take away from others, and how the server refuses it.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -42,14 +42,14 @@ v1::AttendRequest HeaderOf(const Sizes& s) {
   return header;
 }
 
-TEST(ChunkedLimitsTest, WhatCanNeverFitIsNotToldToTryAgain) {
+TEST(ChunkedLimitsTest, ARequestThatCanNeverFitIsNotRetryable) {
   TestServer server;
   const Sizes cases[] = {
       {1 << 4, 1 << 8, 1 << 8, 1, 1 << 30, 64, 64},         // 2^51 bytes of tensors
       {1 << 15, 1 << 8, 1 << 8, 1, 1 << 30, 64, 64},        // above 2^62
-      {1 << 20, 1 << 8, 1, 1 << 25, 1, 1, 192},             // 3 * 2^61 of answer
+      {1 << 20, 1 << 8, 1, 1 << 25, 1, 1, 192},             // 3 * 2^61 bytes of answer
       {1 << 16, 1 << 8, 1, 1 << 28, 1 << 20, 255, 256},     // 2^62 each, rounded up
-      {1 << 15, 1 << 8, 1 << 8, 1 << 30, 1 << 30, 64, 64},  // 3 * 2^61, and 2^61 of answer
+      {1 << 15, 1 << 8, 1 << 8, 1 << 30, 1 << 30, 64, 64},  // 3 * 2^61, and 2^61 bytes of answer
   };
   for (const Sizes& sizes : cases) {
     ChunkedStreamClient client(server);
@@ -66,7 +66,7 @@ TEST(ChunkedLimitsTest, WhatCanNeverFitIsNotToldToTryAgain) {
 TEST(ChunkedLimitsTest, ChunksAndHeadersStayBelowTheMessageLimit) {
   constexpr int64_t kMax = 300 << 10;
   TestServer server([](Config& config) { config.max_request_bytes = kMax; });
-  const WireProblem problem = test::PlainWireProblem(1, 2048, 64);  // 1 MiB a tensor
+  const WireProblem problem = test::PlainWireProblem(1, 2048, 64);  // 1 MiB per tensor
   v1::GetServerInfoResponse info;
   grpc::ClientContext context;
   ASSERT_TRUE(server.Stub()->GetServerInfo(&context, {}, &info).ok());
@@ -95,7 +95,7 @@ TEST(ChunkedLimitsTest, ChunksAndHeadersStayBelowTheMessageLimit) {
       << refused.error_message();
 }
 
-TEST(ChunkedLimitsTest, UploadsLeaveAQuarterOfTheMemoryToOthers) {
+TEST(ChunkedLimitsTest, UploadsLeaveAQuarterOfTheMemoryFree) {
   TestServer server([](Config& config) { config.memory_budget_bytes = 40 << 10; });
   const WireProblem half = test::PlainWireProblem(1, 32);  // 16 KiB with its answer
   const WireProblem small = test::PlainWireProblem(2, 8);  // 4 KiB with its answer
@@ -105,8 +105,7 @@ TEST(ChunkedLimitsTest, UploadsLeaveAQuarterOfTheMemoryToOthers) {
   ASSERT_TRUE(refused.SendHeader(ChunkedHeader(half.request)));  // the budget has room for it
   const grpc::Status status = refused.Finish();
   EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_NE(status.error_message().find("of the 30720 for its incomplete uploads"),
-            std::string::npos)
+  EXPECT_NE(status.error_message().find("of at most 30720, of which"), std::string::npos)
       << status.error_message();
   EXPECT_GE(refused.PushbackMs(), 100);
   ASSERT_TRUE(never.SendHeader(ChunkedHeader(test::PlainWireProblem(3, 64).request)));
@@ -114,7 +113,7 @@ TEST(ChunkedLimitsTest, UploadsLeaveAQuarterOfTheMemoryToOthers) {
   v1::AttendResponse answer;
   grpc::ClientContext unary;
   EXPECT_TRUE(server.Stub()->Attend(&unary, small.request, &answer).ok());
-  // What is complete is no upload any more, nor is what has failed.
+  // Complete requests and failed ones do not count as uploads.
   server.backend().Hold();
   for (int i = 0; i < 3; ++i) holder.SendChunk(i + 1, 0, half.request.raw(i));
   server.backend().WaitForWaiting(1);
@@ -128,20 +127,20 @@ TEST(ChunkedLimitsTest, UploadsLeaveAQuarterOfTheMemoryToOthers) {
   EXPECT_TRUE(test::AttendOverStreams(server, half.request, 2, 1000, 1).ok());
 }
 
-TEST(ChunkedLimitsTest, ProgressIsMeasuredByTheUploadsSize) {
+TEST(ChunkedLimitsTest, RequiredProgressDependsOnTheUploadsSize) {
   TestServer server([](Config& config) { config.chunked_idle_timeout_seconds = 0.1; });
-  const WireProblem problem = test::PlainWireProblem(1, 8192, 64);  // 4 MiB a tensor
+  const WireProblem problem = test::PlainWireProblem(1, 8192, 64);  // 4 MiB per tensor
   ChunkedStreamClient client(server);
   ASSERT_TRUE(client.SendHeader(ChunkedHeader(problem.request)));
   client.SendChunk(1, 0, problem.request.raw(0).substr(0, 100000));
   const grpc::Status status = client.Finish();
   EXPECT_EQ(status.error_code(), StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_NE(status.error_message().find("fewer than 786432 bytes came in 100 ms"),
+  EXPECT_NE(status.error_message().find("fewer than 786432 bytes arrived in 100 ms"),
             std::string::npos)
       << status.error_message();
 }
 
-TEST(ChunkedLimitsTest, ARequestIsRejectedOnce) {
+TEST(ChunkedLimitsTest, ARejectedRequestIsCountedOnce) {
   TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   const WireProblem problem = test::PlainWireProblem(1);
   constexpr int kRounds = 20;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AttendChunked among others: whose tenant and priority count, what its phases are called, and
-// streams that have not joined when the server drains.
+// AttendChunked beside other requests: whose tenant and priority apply, how its phases are named,
+// and streams that have not joined when the server drains.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ void AwaitNothingHeld(TestServer& server) {
   while (server.server().engine().host_pool().used_bytes() > 0) std::this_thread::yield();
 }
 
-TEST(ChunkedOrderTest, TheTenantIsThatOfTheHeadersStream) {
+TEST(ChunkedOrderTest, TheTenantIsTakenFromTheHeadersStream) {
   TestServer server([](Config& config) {
     config.lanes = 1;
     config.metrics_listen = "127.0.0.1:0";
@@ -62,7 +62,7 @@ TEST(ChunkedOrderTest, TheTenantIsThatOfTheHeadersStream) {
   const std::string queued = "attend_tenant_queue_requests{device=\"cpu\",tenant=";
   EXPECT_EQ(server.Metric(queued + "\"a\"}"), 1);
   EXPECT_EQ(server.Metric(queued + "\"b\"}"), 0);
-  ChunkedStreamClient lost(server, kNoTimeout, "b");  // an upload that fails is its tenant's too
+  ChunkedStreamClient lost(server, kNoTimeout, "b");  // a failed upload counts for its tenant too
   ASSERT_TRUE(lost.SendHeader(ChunkedHeader(problem.request)));
   lost.Receive();
   lost.Cancel();
@@ -83,7 +83,7 @@ TEST(ChunkedOrderTest, TheTenantIsThatOfTheHeadersStream) {
   EXPECT_EQ(server.Metric("attend_tenant_flops_total{tenant=\"b\"}"), 0);
 }
 
-TEST(ChunkedOrderTest, AnUploadIsAPhaseOfItsOwn) {
+TEST(ChunkedOrderTest, AnUploadIsASeparatePhase) {
   TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   const WireProblem problem = test::PlainWireProblem(1);
   const auto phase = [&](const std::string& what, const std::string& name) {
@@ -110,9 +110,9 @@ TEST(ChunkedOrderTest, AnUploadIsAPhaseOfItsOwn) {
   EXPECT_EQ(phase("count", "upload"), 1) << "of answered requests";
 }
 
-// Whether the server has read the token when it begins to drain is chance: the stream joins, or it
-// is refused, or finds that the request has ended. A complete request is answered all the same.
-TEST(ChunkedOrderTest, DrainWhileATokenIsOnItsWay) {
+// The server may or may not have read the token when it begins to drain: the stream joins, is
+// refused, or finds that the request has ended. A complete request is answered in any case.
+TEST(ChunkedOrderTest, ADrainDuringAJoinStillAnswersACompleteRequest) {
   for (const bool complete : {true, false, true, false}) {
     TestServer server;
     server.backend().Hold();

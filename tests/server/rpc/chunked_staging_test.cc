@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AttendChunked on devices whose stagings the test holds: whatever is asked for, the answer is what
-// it is without; clients see nothing of a copy that fails, and nothing is left of uploads that do.
+// AttendChunked on devices whose staging the test controls: answers are the same as without
+// staging, failed copies are invisible to clients, and failed uploads leave nothing behind.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ int64_t TensorBytes(const v1::AttendRequest& request) {
   return bytes;
 }
 
-TEST(ChunkedStagingTest, EveryFeatureOverAnyNumberOfStreams) {
+TEST(ChunkedStagingTest, EveryFeatureIsAnsweredOverAnyNumberOfStreams) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   const auto server = StagingServer(2);
@@ -88,9 +88,9 @@ TEST(ChunkedStagingTest, EveryFeatureOverAnyNumberOfStreams) {
   AwaitNothingHeld(*server, 2);
 }
 
-// Rows that a session is to be appended go on to the device as they arrive, and from there to its
-// pages; without the copy, or with bytes missing, all of them are appended or none.
-TEST(ChunkedStagingTest, AppendsToSessions) {
+// Rows to be appended to a session go to the device as they arrive, and from there to its pages. If
+// the copy fails or bytes are missing, all rows are appended or none.
+TEST(ChunkedStagingTest, AppendsAllRowsToSessionsOrNone) {
   const auto server =
       StagingServer(1, [](Config& config) { config.session_memory_bytes = int64_t{32} << 20; });
   server->backend().MoveSpans();
@@ -127,7 +127,7 @@ TEST(ChunkedStagingTest, AppendsToSessions) {
   EXPECT_EQ(Budget(*server).ends(StagingEnd::kAborted), 1);
 }
 
-TEST(ChunkedStagingTest, TheSettingTurnsItOff) {
+TEST(ChunkedStagingTest, TheSettingDisablesStaging) {
   const auto off = StagingServer(1, [](Config& config) { config.staging_max_bytes = 0; });
   const auto small =
       StagingServer(1, [](Config& config) { config.staging_min_bytes = int64_t{4} << 20; });
@@ -141,18 +141,18 @@ TEST(ChunkedStagingTest, TheSettingTurnsItOff) {
     v1::GetServerInfoResponse info;
     grpc::ClientContext context;
     ASSERT_TRUE(server->Stub()->GetServerInfo(&context, {}, &info).ok());
-    // The fake device has 1 GiB, of which a quarter may be used so.
+    // The fake device has 1 GiB, a quarter of which may be used for staging.
     EXPECT_EQ(info.devices(0).staging_bytes_max(), server == off.get() ? 0 : int64_t{256} << 20);
   }
 }
 
-TEST(ChunkedStagingTest, MetricsSayWhatBecameOfUploads) {
+TEST(ChunkedStagingTest, MetricsCountUploadsByOutcome) {
   const auto server =
       StagingServer(1, [](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   EXPECT_EQ(server->Metric("attend_staged_uploads_total{end=\"used\"}"), 0);
   EXPECT_EQ(server->Metric("attend_staging_memory_limit_bytes{device=\"cpu\"}"), 256.0 * (1 << 20));
   WireProblem problem = test::PlainWireProblem(1, 40);
-  server->backend().staging().FailCopy(2, Internal("copying an upload"));  // the second's
+  server->backend().staging().FailCopy(2, Internal("copying an upload"));  // of the second upload
   for (int i = 0; i < 2; ++i) {
     ASSERT_TRUE(test::AttendOverStreams(*server, problem.request, 1, 900, 1).ok());
   }
@@ -164,8 +164,8 @@ TEST(ChunkedStagingTest, MetricsSayWhatBecameOfUploads) {
   EXPECT_EQ(server->Metric("attend_staging_memory_bytes{device=\"cpu\"}"), 0);
 }
 
-// The client hears of the end at once, the memory follows the last copy.
-TEST(ChunkedStagingTest, AnUploadIsBrokenOffUnderItsCopies) {
+// The client hears of the end at once; the memory is free after the last copy.
+TEST(ChunkedStagingTest, ACancelledUploadKeepsItsMemoryUntilItsCopiesEnd) {
   const auto server = StagingServer();
   HostPool& pool = server->server().engine().host_pool();
   // Longer than a piece, so that copies begin.
@@ -188,13 +188,13 @@ TEST(ChunkedStagingTest, AnUploadIsBrokenOffUnderItsCopies) {
     EXPECT_GT(Budget(*server).held_bytes(0), 0);
     EXPECT_GT(pool.used_bytes(), 0) << "a copy still reads it";
   }
-  // The second's, at least: the first was cancelled before its chunks were read, perhaps.
+  // At least the second one: the first may have been cancelled before its chunks were read.
   EXPECT_GT(server->backend().staging().counts().copies, 0);
   server->backend().staging().Release();
   AwaitNothingHeld(*server);
 }
 
-// One upload that goes well, or stops somewhere for some reason.
+// One upload that succeeds, or stops somewhere for some reason.
 void RandomUpload(TestServer& server, uint64_t seed, std::atomic<int>& good) {
   std::mt19937_64 random(seed);
   WireProblem problem = test::RandomWireProblem(seed, 1e4);
@@ -220,7 +220,7 @@ void RandomUpload(TestServer& server, uint64_t seed, std::atomic<int>& good) {
   client.Finish();
 }
 
-TEST(ChunkedStagingTest, RandomUploadsLeaveNothing) {
+TEST(ChunkedStagingTest, RandomUploadsLeaveNothingBehind) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   const auto server = StagingServer(2, [](Config& config) {

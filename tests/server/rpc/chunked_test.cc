@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AttendChunked on whole servers: right answers whatever the chunks and streams, and every refusal.
+// AttendChunked on whole servers: right answers for any chunks and streams, and every refusal.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ void WaitUntilEmpty(TestServer& server) {
   while (server.server().engine().host_pool().used_bytes() > 0) std::this_thread::yield();
 }
 
-// O is V's first bytes: shows that every byte arrived and left, and takes no time.
+// O is the first bytes of V: shows that every byte arrives and leaves, and takes no time.
 void CopyV(const Attention& a) {
   std::memcpy(a.o.data, a.v.data, static_cast<size_t>(ElementsO(a.problem)) * 4);
 }
@@ -58,7 +58,7 @@ TEST(ChunkedTest, AnswersAnyRequestExactly) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedTest, LargeTensorsOverEightStreamsAndTheCopyThreads) {
+TEST(ChunkedTest, LargeTensorsArriveWholeOverEightStreams) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   TestServer server([](Config& config) { config.copy_threads = 3; });
@@ -81,7 +81,7 @@ TEST(ChunkedTest, EmptyTensorsNeedNoChunk) {
   EXPECT_EQ(outcome.response.raw(0), "");
 }
 
-TEST(ChunkedTest, TheGrantTellsTheBounds) {
+TEST(ChunkedTest, TheGrantContainsTheBounds) {
   TestServer server([](Config& config) {
     config.chunked_streams_max = 5;
     config.chunked_idle_timeout_seconds = 12.5;
@@ -104,7 +104,7 @@ TEST(ChunkedTest, TheGrantTellsTheBounds) {
   EXPECT_EQ(info.transports_size(), 2);
 }
 
-TEST(ChunkedTest, WhatFollowsTheLastByteIsNotLookedAt) {
+TEST(ChunkedTest, DataAfterTheLastByteIsIgnored) {
   TestServer server;
   server.backend().Hold();
   WireProblem problem = test::PlainWireProblem(2);
@@ -119,7 +119,8 @@ TEST(ChunkedTest, WhatFollowsTheLastByteIsNotLookedAt) {
   WaitUntilEmpty(server);
 }
 
-// What a bad client does after its header was admitted, and what it is told. q has 1024 bytes.
+// What a faulty client does after its header was admitted, and the expected error. q has 1024
+// bytes.
 struct BadUpload {
   const char* name;
   std::function<void(ChunkedStreamClient&)> act;
@@ -134,19 +135,19 @@ const BadUpload kBadUploads[] = {
        c.SendChunk(1, 0, kKilobyte);
        c.SendChunk(1, 0, kKilobyte);
      },
-     "chunk of q, offset 0, 1024 bytes, overlaps bytes that came before: [0, 1024)"},
+     "chunk of q, offset 0, 1024 bytes, overlaps bytes that arrived before: [0, 1024)"},
     {"overlap at the end",
      [](auto& c) {
        c.SendChunk(2, 100, "abc");
        c.SendChunk(2, 98, "abc");
      },
-     "chunk of k, offset 98, 3 bytes, overlaps bytes that came before: [100, 103)"},
+     "chunk of k, offset 98, 3 bytes, overlaps bytes that arrived before: [100, 103)"},
     {"overlap at the beginning",
      [](auto& c) {
        c.SendChunk(3, 100, "abc");
        c.SendChunk(3, 102, "a");
      },
-     "chunk of v, offset 102, 1 bytes, overlaps bytes that came before: [100, 103)"},
+     "chunk of v, offset 102, 1 bytes, overlaps bytes that arrived before: [100, 103)"},
     {"past the end", [](auto& c) { c.SendChunk(1, 1022, "abc"); },
      "chunk of q, offset 1022, 3 bytes, ends past the tensor's 1024 bytes"},
     {"longer than the tensor", [](auto& c) { c.SendChunk(1, 0, kKilobyte + "y"); },
@@ -181,7 +182,7 @@ const BadUpload kBadUploads[] = {
     {"nothing at all", [](auto& c) { c.HalfClose(); }, "bytes are missing: 1024 of q's 1024 bytes"},
 };
 
-TEST(ChunkedTest, BadUploadsAreRefusedAndLeaveNothing) {
+TEST(ChunkedTest, BadUploadsAreRefusedAndLeaveNothingBehind) {
   TestServer server;
   const WireProblem problem = test::PlainWireProblem(3);
   for (const BadUpload& bad : kBadUploads) {
@@ -201,7 +202,7 @@ TEST(ChunkedTest, BadUploadsAreRefusedAndLeaveNothing) {
 
 TEST(ChunkedTest, TooManySeparatePiecesAreRefused) {
   TestServer server;
-  const WireProblem problem = test::PlainWireProblem(3, 512, 32);  // 128 KiB a tensor
+  const WireProblem problem = test::PlainWireProblem(3, 512, 32);  // 128 KiB per tensor
   ChunkedStreamClient client(server);
   ASSERT_TRUE(client.SendHeader(ChunkedHeader(problem.request)));
   for (uint64_t i = 0; i < 20000 && client.SendChunk(1, 2 * i, "x"); ++i) {
@@ -269,7 +270,7 @@ TEST(ChunkedTest, BadFirstMessagesAreRefused) {
   WaitUntilEmpty(server);
 }
 
-TEST(ChunkedTest, UnaryCallsTakeNoChunkedTensors) {
+TEST(ChunkedTest, UnaryCallsWithChunkedTensorsAreRefused) {
   TestServer server;
   WireProblem problem = test::PlainWireProblem(5);
   problem.request.mutable_k()->mutable_chunked();
@@ -281,7 +282,7 @@ TEST(ChunkedTest, UnaryCallsTakeNoChunkedTensors) {
       << status.error_message();
 }
 
-TEST(ChunkedTest, TokensOpenTheirRequestOnlyAndOnlyAsOftenAsAllowed) {
+TEST(ChunkedTest, ATokenJoinsOnlyItsRequestAndAtMostTheAllowedTimes) {
   TestServer server([](Config& config) { config.chunked_streams_max = 3; });
   const WireProblem problem = test::PlainWireProblem(6);
   ChunkedStreamClient first(server);
@@ -304,7 +305,7 @@ TEST(ChunkedTest, TokensOpenTheirRequestOnlyAndOnlyAsOftenAsAllowed) {
     EXPECT_TRUE(stream->Receive().has_grant());
   }
   refused(token, StatusCode::INVALID_ARGUMENT, "may have at most 3 (chunked-streams-max)");
-  // None of which the request has noticed.
+  // None of this affects the request.
   for (int i = 0; i < 3; ++i) second.SendChunk(i + 1, 0, problem.request.raw(i));
   EXPECT_TRUE(first.Finish().ok());
   EXPECT_TRUE(second.Finish().ok());
@@ -313,7 +314,7 @@ TEST(ChunkedTest, TokensOpenTheirRequestOnlyAndOnlyAsOftenAsAllowed) {
   refused(token, StatusCode::NOT_FOUND, "");
 }
 
-TEST(ChunkedTest, BytesAreMissingOnlyWhenNoStreamCanBringThem) {
+TEST(ChunkedTest, AnUploadFailsOnlyWhenNoStreamCanBringTheMissingBytes) {
   TestServer server;
   WireProblem problem = test::PlainWireProblem(7);
   ChunkedStreamClient first(server), second(server);

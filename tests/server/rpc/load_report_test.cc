@@ -15,7 +15,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// What protoc --encode=xds.data.orca.v3.OrcaLoadReport writes.
+// Output of protoc --encode=xds.data.orca.v3.OrcaLoadReport.
 TEST(LoadReportTest, EncodesAsProtobufDoes) {
   const std::string rps("\x31\x00\x00\x00\x00\x00\x00\xf8\x3f", 9);          // 6: 1.5
   const std::string utilization("\x49\x00\x00\x00\x00\x00\x00\xd0\x3f", 9);  // 9: 0.25
@@ -48,7 +48,7 @@ TEST_F(LoadMeterTest, AveragesOverASecond) {
   EXPECT_EQ(meter_.Report(), (LoadReport{.utilization = 0, .requests_per_s = 2}.Encode()));
 }
 
-TEST_F(LoadMeterTest, ADeviceThatIsLostLeavesNothingNegative) {
+TEST_F(LoadMeterTest, ALostDeviceDoesNotMakeTheLoadNegative) {
   totals_.answered += 10;
   totals_.busy = seconds(1);
   totals_.lanes = 2;

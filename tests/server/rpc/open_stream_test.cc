@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A stream that begins while what callers may do changes.
+// A stream that begins while its caller's rights change.
 
 #include "server/rpc/open_stream.h"
 
@@ -26,7 +26,7 @@ namespace {
 constexpr char kMethod[] = "/attend.v1.AttentionService/AttendStream";
 const std::string kToken = "attend_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
-// A call whose client has nothing to say.
+// A call whose client sends nothing.
 class SilentCall final : public ServerCall {
  public:
   explicit SilentCall(const std::string& token) {
@@ -43,7 +43,7 @@ class SilentCall final : public ServerCall {
   void Cancel() override {}
   bool cancelled() const override { return false; }
 
-  // The status that it ends with.
+  // The status that the stream ends with.
   Status End(CallHandler& handler) {
     if (reads_) handler.OnHalfClose();
     if (!end_) return Internal("it has not ended");
@@ -70,7 +70,7 @@ class OpenStreamTest : public test::ContextTest {
     context_.authenticator = authenticator_.get();
   }
 
-  // Of the only caller; empty: there is another instead.
+  // Scopes of the only caller; empty: another caller replaces it.
   void SetScopes(const std::string& scopes) {
     const TokenDigest digest = DigestOf(scopes.empty() ? kToken + "B" : kToken);
     const std::string_view bytes(reinterpret_cast<const char*>(digest.data()), digest.size());
@@ -84,8 +84,8 @@ class OpenStreamTest : public test::ContextTest {
     context_.streams.RecheckAll();
   }
 
-  // How a stream ends. `between` is called once the caller is known, and before the stream is among
-  // those that are asked again.
+  // How a stream ends. `between` is called after the caller has been identified, before the stream
+  // is registered for rechecks.
   Status Open(const std::function<void()>& between) {
     SilentCall call(kToken);
     H2Wire wire(call);
@@ -102,12 +102,12 @@ class OpenStreamTest : public test::ContextTest {
   std::unique_ptr<Authenticator> authenticator_;
 };
 
-TEST_F(OpenStreamTest, StaysIfNothingChanges) {
+TEST_F(OpenStreamTest, StaysOpenIfNothingChanges) {
   EXPECT_TRUE(Open([] {}).ok());
   EXPECT_TRUE(Open([this] { Reload(); }).ok()) << "the file is the same";
 }
 
-TEST_F(OpenStreamTest, EndsIfItsCallerIsUnknownBeforeItIsAmongThoseThatAreAskedAgain) {
+TEST_F(OpenStreamTest, EndsIfItsCallerIsRemovedBeforeItIsRegistered) {
   const Status status = Open([this] {
     SetScopes("");
     Reload();
@@ -115,7 +115,7 @@ TEST_F(OpenStreamTest, EndsIfItsCallerIsUnknownBeforeItIsAmongThoseThatAreAskedA
   EXPECT_EQ(status.code(), kUnauthenticated) << status.message();
 }
 
-TEST_F(OpenStreamTest, EndsIfItsCallerLosesTheScopeMeanwhile) {
+TEST_F(OpenStreamTest, EndsIfItsCallerLosesTheScopeBeforeItIsRegistered) {
   const Status status = Open([this] {
     SetScopes("info");
     Reload();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The end of calls with one small message each way.
+// The end of calls with one small message in each direction.
 
 #include "server/rpc/service_call.h"
 
@@ -38,7 +38,7 @@ class NoWire final : public WireCall {
 
 class ServiceCallTest : public test::ContextTest {
  protected:
-  // Ends a call of the method so, as if there had been no memory for more.
+  // Ends a call of the method as if memory had run out.
   void End(const ServiceMethod& method, const Status& status) {
     CallFacts facts;
     facts.method = "/a.B/C";
@@ -52,7 +52,7 @@ class ServiceCallTest : public test::ContextTest {
   Status told_;
 };
 
-TEST_F(ServiceCallTest, AnAuditHasCallsForWhichThereWasNoMemory) {
+TEST_F(ServiceCallTest, CallsRefusedForMemoryAreInTheAuditLog) {
   End({.event = "call failed", .audit = "admin call"}, OutOfMemory());
   EXPECT_EQ(told_.code(), Code::kResourceExhausted);
   EXPECT_THAT(log_.str(),
@@ -60,7 +60,7 @@ TEST_F(ServiceCallTest, AnAuditHasCallsForWhichThereWasNoMemory) {
                     HasSubstr("boss"), HasSubstr("unix:7")));
 }
 
-TEST_F(ServiceCallTest, OthersAreInTheLogIfTheyFail) {
+TEST_F(ServiceCallTest, OtherCallsAreLoggedIfTheyFail) {
   const ServiceMethod method{.event = "call failed"};
   End(method, Status());
   EXPECT_THAT(log_.str(), IsEmpty());

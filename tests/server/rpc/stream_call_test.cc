@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AttendStream on whole servers: pipelining, order, failures alone, backpressure, ends.
+// AttendStream on whole servers: pipelining, order, independent failures, backpressure, ends.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ TEST(StreamTest, PipelinesAndAnswersAll) {
   EXPECT_TRUE(open.stream->Finish().ok());
 }
 
-TEST(StreamTest, AnswersLeaveInTheOrderOfCompletion) {
+TEST(StreamTest, AnswersAreSentInOrderOfCompletion) {
   TestServer server([](Config& config) {
     config.lanes = 1;
     config.max_batch_requests = 1;
@@ -75,7 +75,7 @@ TEST(StreamTest, AnswersLeaveInTheOrderOfCompletion) {
   std::vector<WireProblem> problems;
   for (int i = 0; i < 3; ++i) problems.push_back(test::PlainWireProblem(i));
   problems[1].request.set_priority(-1);
-  problems[2].request.set_priority(1);  // overtakes the second, as the first already runs
+  problems[2].request.set_priority(1);  // overtakes the second; the first is already running
   for (const WireProblem& problem : problems) {
     ASSERT_TRUE(open.stream->Write(problem.request));
     if (&problem == &problems.front()) server.backend().WaitForWaiting(1);
@@ -126,7 +126,7 @@ TEST(StreamTest, OneBadRequestFailsAlone) {
   EXPECT_TRUE(open.stream->Finish().ok());
 }
 
-TEST(StreamTest, AFullQueueIsToldWithARetryHint) {
+TEST(StreamTest, AFullQueueIsReportedWithARetryHint) {
   TestServer server([](Config& config) {
     config.lanes = 1;
     config.max_queue = 1;
@@ -155,14 +155,14 @@ TEST(StreamTest, TheServerStopsReadingAClientThatDoesNotRead) {
   TestServer server([](Config& config) { config.stream_requests_max = kUnanswered; });
   OpenStream open(server);
   const WireProblem problem = test::PlainWireProblem(0, 256, 128);  // 0.75 MiB in, 0.25 MiB out
-  // Writes go on until flow control stops them; none of the answers is read meanwhile.
+  // Writes continue until flow control stops them; no answer is read meanwhile.
   std::atomic<int> written{0};
   std::atomic<bool> closing{false};
   std::thread writer([&] {
     while (!closing && open.stream->Write(problem.request)) ++written;
     open.stream->WritesDone();
   });
-  // Time passes without progress: what is in flight has filled up.
+  // Time passes without progress: the amount in flight has reached its bound.
   int before = -1;
   while (before != written) {
     before = written;
@@ -181,7 +181,7 @@ TEST(StreamTest, TheServerStopsReadingAClientThatDoesNotRead) {
   EXPECT_TRUE(open.stream->Finish().ok());
 }
 
-TEST(StreamTest, AFailedRequestsMemoryIsBackBeforeItsClientHears) {
+TEST(StreamTest, AFailedRequestsMemoryIsFreedBeforeTheClientIsTold) {
   TestServer server;
   OpenStream open(server);
   for (int i = 0; i < 20; ++i) {
@@ -196,7 +196,7 @@ TEST(StreamTest, AFailedRequestsMemoryIsBackBeforeItsClientHears) {
   }
 }
 
-TEST(StreamTest, CancelDropsWhatIsQueued) {
+TEST(StreamTest, ACancelledStreamDropsItsQueuedRequests) {
   TestServer server([](Config& config) { config.lanes = 1; });
   server.backend().Hold();
   {
@@ -240,7 +240,7 @@ TEST(StreamTest, DrainEndsStreamsAfterTheirLastAnswer) {
   EXPECT_TRUE(drained.get());
 }
 
-TEST(StreamTest, ManyStreamsComeAndGo) {
+TEST(StreamTest, ManyStreamsLeaveNothingBehind) {
   TestServer server;
   std::vector<std::thread> clients;
   std::atomic<int> answered{0};

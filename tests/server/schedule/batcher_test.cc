@@ -43,7 +43,7 @@ Taken TakeIds(RequestQueue& queue, const BatchDecision& decision) {
   return ids;
 }
 
-TEST(Batcher, AFreeLaneTakesWhatWaitsWithoutDelay) {
+TEST(Batcher, AFreeLaneTakesWaitingRequestsWithoutDelay) {
   RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 1});
   const BatchDecision decision = Batcher(Options()).Next(queue, {2, 2, 0}, kIdle, kStart);
@@ -51,7 +51,7 @@ TEST(Batcher, AFreeLaneTakesWhatWaitsWithoutDelay) {
   EXPECT_EQ(TakeIds(queue, decision), Taken{1});
 }
 
-TEST(Batcher, NoFreeLaneTakesNothingAndWakesForTheDeadline) {
+TEST(Batcher, WithoutAFreeLaneNothingIsTakenButTheDeadlineWakes) {
   RequestQueue queue({.tenant_weights = {1}});
   Push(queue, {.id = 1, .deadline = kStart + microseconds(70)});
   const BatchDecision decision = Batcher(Options()).Next(queue, {2, 0, 0}, kIdle, kStart);
@@ -59,7 +59,7 @@ TEST(Batcher, NoFreeLaneTakesNothingAndWakesForTheDeadline) {
   EXPECT_EQ(decision.wake, kStart + microseconds(70));
 }
 
-TEST(Batcher, StopsAtEachBudgetAndSaysWhich) {
+TEST(Batcher, StopsAtEachBudgetAndNamesIt) {
   RequestQueue queue({.tenant_weights = {1}});
   const Batcher batcher(Options());
   const auto next = [&](BatchClosed closed) {
@@ -115,7 +115,7 @@ TEST(Batcher, WithOneLaneALargeRequestStillRuns) {
   EXPECT_EQ(TakeIds(queue, Batcher(Options()).Next(queue, {1, 1, 0}, kIdle, kStart)), Taken{1});
 }
 
-TEST(Batcher, DelayWaitsForCompanyFromTheOldestRequest) {
+TEST(Batcher, TheBatchDelayCountsFromTheOldestRequest) {
   BatcherOptions options = Options();
   options.batch_delay = microseconds(50);
   const Batcher batcher(options);
@@ -142,7 +142,7 @@ TEST(Batcher, DelayWaitsForCompanyFromTheOldestRequest) {
       << "which finds company never";
 }
 
-TEST(Batcher, ARequestDoesNotWaitForCompanyUntilItIsTooLateToStart) {
+TEST(Batcher, TheBatchDelayDoesNotMakeARequestLate) {
   BatcherOptions options = Options();
   options.batch_delay = microseconds(50);
   const Batcher batcher(options);
@@ -154,7 +154,7 @@ TEST(Batcher, ARequestDoesNotWaitForCompanyUntilItIsTooLateToStart) {
   EXPECT_EQ(batcher.Next(queue, {1, 1, 0}, kIdle, kStart + microseconds(15)).take.size(), 1u);
 }
 
-TEST(Batcher, CostIsTheLargerShareOfABatchAndNeverNothing) {
+TEST(Batcher, CostIsTheLargerShareOfABatchAndNeverZero) {
   const Batcher batcher(Options());
   EXPECT_EQ(batcher.Cost(50, 0), kBatchCost / 2);
   EXPECT_EQ(batcher.Cost(50, 750), kBatchCost / 4 * 3);

@@ -20,7 +20,7 @@ void Push(CheckQueue& queue, const RequestSpec& spec) {
   EXPECT_EQ(request, nullptr);
 }
 
-TEST(CheckQueue, TenantsShareItByWeightAndCostHoweverManyWait) {
+TEST(CheckQueue, TenantsShareByWeightAndCostHoweverManyChecksWait) {
   CheckQueue queue({1, 3});
   uint64_t id = 0;
   for (int n = 0; n < 40; ++n) Push(queue, {.id = ++id, .tenant = 0});
@@ -29,14 +29,14 @@ TEST(CheckQueue, TenantsShareItByWeightAndCostHoweverManyWait) {
   for (int n = 0; n < 16; ++n) ++taken[queue.TakeNext()->tenant];
   EXPECT_EQ(taken[0], 4);
   EXPECT_EQ(taken[1], 12);
-  // Cheap checks: as many more.
+  // Cheap checks: proportionally more of them.
   for (int n = 0; n < 40; ++n) Push(queue, {.id = ++id, .tenant = 1, .cost = kBatchCost / 4});
   taken.clear();
   for (int n = 0; n < 26; ++n) ++taken[queue.TakeNext()->tenant];
   EXPECT_EQ(taken[0], 2);
 }
 
-TEST(CheckQueue, IsFirstComeFirstServedWithinATenant) {
+TEST(CheckQueue, ATenantsChecksKeepTheirOrder) {
   CheckQueue queue({1});
   for (uint64_t id = 1; id <= 3; ++id) Push(queue, {.id = id});
   EXPECT_EQ(queue.TakeById(2)->id, 2u);
@@ -47,7 +47,7 @@ TEST(CheckQueue, IsFirstComeFirstServedWithinATenant) {
   EXPECT_TRUE(queue.empty());
 }
 
-TEST(CheckQueue, GivesWhatIsDue) {
+TEST(CheckQueue, ExpiresChecksAtTheirDeadline) {
   CheckQueue queue({1, 1});
   EXPECT_EQ(queue.earliest_deadline(), kNever);
   Push(queue, {.id = 1});

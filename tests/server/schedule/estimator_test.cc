@@ -19,7 +19,7 @@ class EstimatorTest : public testing::Test {
  protected:
   static std::unique_ptr<Request> Make(double cost) { return MakeRequest({.flops = cost}); }
   Duration Expect(double cost) const { return estimator_.Expect(*Make(cost)); }
-  // A batch of requests of that cost each ran, or was stopped for that reason.
+  // A batch of requests of this cost each ran to its end, or was stopped for this reason.
   void Learn(double cost, Duration took, int requests = 1, Code stopped = Code::kOk) {
     std::vector<std::unique_ptr<Request>> batch;
     std::vector<Request*> raw;
@@ -35,7 +35,7 @@ class EstimatorTest : public testing::Test {
   Estimator estimator_{0};
 };
 
-TEST_F(EstimatorTest, KnowsNothingUntilOneOfThatSizeAndKernelRan) {
+TEST_F(EstimatorTest, KnowsNothingUntilARequestOfThatSizeAndKernelRan) {
   EXPECT_EQ(Expect(1e6), Duration::zero());
   Learn(1e6, milliseconds(10));
   EXPECT_EQ(Expect(1e6), milliseconds(10));
@@ -48,7 +48,7 @@ TEST_F(EstimatorTest, KnowsNothingUntilOneOfThatSizeAndKernelRan) {
   EXPECT_EQ(estimator_.Expect(*other), Duration::zero());
 }
 
-TEST_F(EstimatorTest, ASizeThatNeverRanTakesAsLongAsTheNextOneAtBest) {
+TEST_F(EstimatorTest, AnUnknownSizeIsEstimatedFromTheNearestOne) {
   Learn(1e6, milliseconds(10));
   EXPECT_EQ(Expect(1e4), std::chrono::microseconds(100)) << "at the rate of a larger one";
   const Duration larger = Expect(1e9);
@@ -59,7 +59,7 @@ TEST_F(EstimatorTest, ASizeThatNeverRanTakesAsLongAsTheNextOneAtBest) {
   EXPECT_GT(Expect(1e12), milliseconds(25));
 }
 
-TEST_F(EstimatorTest, BeforeAnyRanTheDevicesRateCounts) {
+TEST_F(EstimatorTest, BeforeAnyRunTheDevicesRateIsUsed) {
   estimator_ = Estimator(1e9);
   EXPECT_EQ(Expect(1e6), milliseconds(1));
   Learn(1e6, milliseconds(10));
@@ -67,7 +67,7 @@ TEST_F(EstimatorTest, BeforeAnyRanTheDevicesRateCounts) {
   EXPECT_EQ(Expect(1e9), seconds(1)) << "no faster than the device";
 }
 
-TEST_F(EstimatorTest, ABatchCountsOnceForAllThatAreInIt) {
+TEST_F(EstimatorTest, ABatchCountsOnceForAllItsRequests) {
   Learn(1e6, milliseconds(40), 4);
   EXPECT_EQ(Expect(1e6), milliseconds(10));
   Learn(1e6, milliseconds(80), 4);
@@ -75,7 +75,7 @@ TEST_F(EstimatorTest, ABatchCountsOnceForAllThatAreInIt) {
   EXPECT_LT(Expect(1e6), milliseconds(12)) << "an eighth of the way to 20";
 }
 
-TEST_F(EstimatorTest, WhatIsFasterIsBelievedSooner) {
+TEST_F(EstimatorTest, FasterRunsAreLearnedSoonerThanSlowerOnes) {
   Learn(1e6, milliseconds(10));
   Learn(1e6, milliseconds(2));
   EXPECT_EQ(Expect(1e6), milliseconds(8));
@@ -83,7 +83,7 @@ TEST_F(EstimatorTest, WhatIsFasterIsBelievedSooner) {
   EXPECT_EQ(Expect(1e6), milliseconds(11)) << "as if it had taken four times as long";
 }
 
-TEST_F(EstimatorTest, WhatADeadlineStoppedTakesLongerWhatAClientStoppedSaysNothing) {
+TEST_F(EstimatorTest, ARunStoppedByItsDeadlineRaisesTheEstimateAndACancelledOneDoesNot) {
   Learn(1e6, milliseconds(10));
   Learn(1e6, milliseconds(1), 1, Code::kCancelled);
   Learn(1e6, milliseconds(2), 1, Code::kDeadlineExceeded);
@@ -92,7 +92,7 @@ TEST_F(EstimatorTest, WhatADeadlineStoppedTakesLongerWhatAClientStoppedSaysNothi
   EXPECT_EQ(Expect(1e6), std::chrono::microseconds(11'250));
 }
 
-TEST_F(EstimatorTest, WhatRanToItsEndAfterItsDeadlineTookAsLongAsItDid) {
+TEST_F(EstimatorTest, ARunThatIgnoredItsStopIsMeasuredWhole) {
   Learn(1e6, milliseconds(10));
   auto request = Make(1e6);
   Request* const raw = request.get();
@@ -105,7 +105,7 @@ class TryTest : public EstimatorTest {
  protected:
   TryTest() { Learn(1e6, seconds(1)); }
 
-  // Requests are tried so many milliseconds after the start, with so many left.
+  // A request tried `at` ms after the start, with `left` ms until its deadline.
   std::unique_ptr<Request> Tried(int at, int left) {
     auto request = Make(1e6);
     request->tried = true;
@@ -118,7 +118,7 @@ class TryTest : public EstimatorTest {
   static TimePoint At(int ms) { return kStart + milliseconds(ms); }
 };
 
-TEST_F(TryTest, OneOfAKindInAWhile) {
+TEST_F(TryTest, TriesOfOneKindAreSpaced) {
   EXPECT_FALSE(MayTry(99, 1)) << "one has just run";
   EXPECT_TRUE(MayTry(100, 1));
   EXPECT_FALSE(MayTry(15'999, 1000)) << "16 times what it may take";
@@ -129,7 +129,7 @@ TEST_F(TryTest, OneOfAKindInAWhile) {
   EXPECT_FALSE(MayTry(16'001, 1000));
 }
 
-TEST_F(TryTest, OneThatHasTwiceTheTimeIsTriedAtOnceAndOneThatHasLessWaitsForIt) {
+TEST_F(TryTest, ATryWithTwiceTheTimeNeedNotWait) {
   estimator_.Tried(*Tried(1000, 50), At(1000));
   EXPECT_FALSE(MayTry(1010, 99));
   EXPECT_TRUE(MayTry(1010, 100));
@@ -138,7 +138,7 @@ TEST_F(TryTest, OneThatHasTwiceTheTimeIsTriedAtOnceAndOneThatHasLessWaitsForIt) 
   EXPECT_TRUE(MayTry(2610, 10));
 }
 
-TEST_F(TryTest, WhatRanIsBelieved) {
+TEST_F(TryTest, ASuccessfulTryIsLearned) {
   auto request = Tried(1000, 50);
   estimator_.Tried(*request, At(1000));
   Request* const raw = request.get();
@@ -147,7 +147,7 @@ TEST_F(TryTest, WhatRanIsBelieved) {
   EXPECT_FALSE(MayTry(1020, 100)) << "no try was in vain";
 }
 
-TEST_F(TryTest, OneThatAGpuRanToItsLateEndWasInVain) {
+TEST_F(TryTest, ATryThatEndedLateCountsAsFailed) {
   auto request = Tried(1000, 50);
   estimator_.Tried(*request, At(1000));
   Request* const raw = request.get();
@@ -155,7 +155,7 @@ TEST_F(TryTest, OneThatAGpuRanToItsLateEndWasInVain) {
   EXPECT_FALSE(MayTry(4000, 50)) << "16 times 50 ms have passed, but not 16 times 990";
 }
 
-TEST_F(EstimatorTest, NoCostAndAnyCostHaveAPlace) {
+TEST_F(EstimatorTest, ZeroAndHugeCostsAreHandled) {
   for (const double cost : {0.0, 1e300}) {
     estimator_ = Estimator(0);
     EXPECT_EQ(Expect(cost), Duration::zero());
@@ -168,7 +168,7 @@ TEST_F(EstimatorTest, NoCostAndAnyCostHaveAPlace) {
   EXPECT_EQ(Expect(1e6), Duration::zero()) << "a clock that stood still says nothing";
 }
 
-TEST(Outlook, LanesShareTheDeviceWithAReserveForWhatIsBetween) {
+TEST(Outlook, LanesShareTheDeviceWithAReserve) {
   const auto after = [](const Outlook& outlook, int ahead, int own) {
     return (outlook.End(milliseconds(ahead), milliseconds(own)) - kStart) / milliseconds(1);
   };
@@ -184,7 +184,7 @@ TEST(Outlook, LanesShareTheDeviceWithAReserveForWhatIsBetween) {
   EXPECT_LT(idle.End(Duration::max() / 4, Duration::max() / 4), kNever);
 }
 
-TEST(Outlook, SparesWhatRunsIfItIsStillInTime) {
+TEST(Outlook, SparesRunningRequestsThatAreStillInTime) {
   const auto spares = [](int deadline, int work, int tenant = 3, int32_t priority = 5) {
     const std::vector<Outlook::Running> running = {
         {milliseconds(8), kStart + milliseconds(deadline), 3, 5}};

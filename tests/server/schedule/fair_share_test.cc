@@ -9,7 +9,7 @@
 namespace attend {
 namespace {
 
-// Serves whoever is furthest behind, as if both always had work.
+// Serves the tenant with the lowest tag, as if all always had work.
 int Serve(FairShare& share, const std::vector<int64_t>& costs) {
   int next = 0;
   for (int t = 1; t < std::ssize(costs); ++t) {
@@ -28,7 +28,7 @@ TEST(FairShare, ChargesByCostAndWeight) {
   EXPECT_EQ(share.Tag(1), share.Batch(1));
 }
 
-TEST(FairShare, WhoHasNoWeightIsServedAsWithTheLeast) {
+TEST(FairShare, WeightZeroCountsAsTheSmallestWeight) {
   FairShare share({0, 4});
   share.Charge(0, kBatchCost, 0);
   share.Charge(1, kBatchCost, 0);
@@ -36,7 +36,7 @@ TEST(FairShare, WhoHasNoWeightIsServedAsWithTheLeast) {
   EXPECT_EQ(share.Tag(0), share.Batch(0));
 }
 
-TEST(FairShare, RoundsUpSoThatNothingIsFree) {
+TEST(FairShare, ChargesRoundUp) {
   FairShare share({kTenantWeightMax, 999});
   share.Charge(0, 1, 0);
   share.Charge(1, 1, 0);
@@ -44,7 +44,7 @@ TEST(FairShare, RoundsUpSoThatNothingIsFree) {
   EXPECT_EQ(share.Tag(1), 2);
 }
 
-TEST(FairShare, IdlingSavesNothingUp) {
+TEST(FairShare, IdleTimeAccumulatesNoShare) {
   FairShare share({1, 1});
   share.Arrive(0);
   for (int i = 0; i < 100; ++i) share.Charge(0, kBatchCost, share.Tag(0));
@@ -54,11 +54,11 @@ TEST(FairShare, IdlingSavesNothingUp) {
   EXPECT_EQ(share.Tag(1), share.Tag(0));
 }
 
-TEST(FairShare, WhoCouldNotStartIsOwedABatchAtMost) {
+TEST(FairShare, ATenantThatCouldNotStartIsOwedAtMostABatch) {
   FairShare share({1, 1});
   share.Arrive(0);
   share.Arrive(1);
-  // Tenant 1 waits with what no lane may take now: it is no floor.
+  // Tenant 1 waits with requests that no lane may take now: its tag is not a lower bound.
   for (int i = 0; i < 100; ++i) share.Charge(0, kBatchCost, share.Tag(0));
   int served = 0;
   while (Serve(share, {kBatchCost, kBatchCost}) == 1) ++served;
@@ -66,15 +66,15 @@ TEST(FairShare, WhoCouldNotStartIsOwedABatchAtMost) {
   EXPECT_LE(served, 3);
 }
 
-TEST(FairShare, ResetForgetsAll) {
+TEST(FairShare, ResetClearsAllTags) {
   FairShare share({1, 1});
   share.Charge(0, kBatchCost, 0);
   share.Reset();
   EXPECT_EQ(share.Tag(0), share.Tag(1));
 }
 
-// Tags grow past what 63 bits hold many times over; shares stay exact.
-TEST(FairShare, NeverDriftsNorOverflows) {
+// The sum of all charges exceeds 63 bits many times over; shares stay exact.
+TEST(FairShare, TagsNeitherDriftNorOverflow) {
   FairShare share({1, 3});
   std::vector<int64_t> served(2);
   int64_t largest = 0;

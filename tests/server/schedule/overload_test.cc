@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Devices that are asked for more than they can do, and deadlines that nobody meets by waiting.
+// Devices under more load than they can handle, and deadlines that cannot be met by waiting.
 
 #include <gtest/gtest.h>
 
@@ -24,14 +24,15 @@ SchedulerOptions Options(int lanes, TenantWeights weights = {1}) {
           .batcher = {.batch_flops_max = 4e6}};
 }
 
-// Answers in time a second, once the device has been under that load for a while.
+// Requests answered in time, per second, after a warm-up under the same load.
 double Goodput(LoadedDevice& device, const std::vector<Load>& loads, size_t of = 0) {
   device.Run(loads, seconds(2));
   return static_cast<double>(device.Run(loads, kLength)[of].in_time) / kLength.count();
 }
 
-// 10 ms each: 100 a second. In the order of their deadlines, less than one would be in time.
-TEST(Overload, NewestFirstDoesWithoutEstimates) {
+// At 10 ms each the device serves 100 per second. In order of deadlines, less than one would be in
+// time.
+TEST(Overload, NewestFirstKeepsGoodputWithoutEstimates) {
   LoadedDevice device(Options(2));
   device.learns = false;
   EXPECT_GT(Goodput(device, {{.rate_per_s = 300, .deadline = milliseconds(100)}}), 70);
@@ -63,7 +64,7 @@ TEST_P(OverloadGoodput, StaysNearTheBestInClosedLoops) {
 
 INSTANTIATE_TEST_SUITE_P(Lanes, OverloadGoodput, ::testing::Values(1, 2, 4));
 
-TEST(Overload, WhatRunsIsNotThrownAway) {
+TEST(Overload, RunningRequestsAreRarelyStopped) {
   LoadedDevice device(Options(2));
   const std::vector<Load> loads = {{.rate_per_s = 1000, .deadline = milliseconds(50)}};
   device.Run(loads, seconds(2));
@@ -79,7 +80,7 @@ TEST(Overload, BelowCapacityNothingIsRefused) {
   EXPECT_EQ(counts.refused + counts.dropped + counts.stopped, 0);
 }
 
-TEST(Overload, AWrongEstimateRecovers) {
+TEST(Overload, RecoversFromAWrongEstimate) {
   for (const double slowness : {0.02, 0.2, 5.0, 50.0}) {
     LoadedDevice device(Options(2));
     const Load load{.rate_per_s = 300, .deadline = milliseconds(1000)};
@@ -92,7 +93,7 @@ TEST(Overload, AWrongEstimateRecovers) {
   }
 }
 
-TEST(Overload, HopelessRequestsAreRefusedAndTakeNextToNothing) {
+TEST(Overload, HopelessRequestsAreRefusedAtLittleCost) {
   LoadedDevice device(Options(2));
   const std::vector<Load> loads = {
       {.rate_per_s = 300, .deadline = milliseconds(100)},
@@ -100,7 +101,7 @@ TEST(Overload, HopelessRequestsAreRefusedAndTakeNextToNothing) {
   EXPECT_GT(Goodput(device, loads), 80);
 }
 
-TEST(Overload, RequestsWithoutDeadlinesAreAsEver) {
+TEST(Overload, RequestsWithoutDeadlinesAreNeverRefused) {
   LoadedDevice device(Options(2));
   const std::vector<Load> loads = {{.rate_per_s = 20},
                                    {.rate_per_s = 300, .deadline = milliseconds(100)}};
@@ -111,7 +112,7 @@ TEST(Overload, RequestsWithoutDeadlinesAreAsEver) {
   EXPECT_GT(counts[0].in_time + counts[1].in_time, 90 * kLength.count());
 }
 
-TEST(Overload, ATenantsBacklogRefusesNobodyElse) {
+TEST(Overload, ATenantsBacklogDoesNotRefuseOthers) {
   LoadedDevice device(Options(2, {1, 1}));
   const Load flood{.rate_per_s = 1000, .deadline = milliseconds(200), .tenant = 0};
   const Load modest{.rate_per_s = 20, .deadline = milliseconds(200), .tenant = 1};
@@ -143,7 +144,7 @@ TEST(Overload, HigherPrioritiesAreInTime) {
   EXPECT_GT(counts[0].in_time + counts[1].in_time, 87 * kLength.count());
 }
 
-TEST(Overload, SmallOnesPassLargeOnes) {
+TEST(Overload, SmallRequestsPassLargeOnes) {
   LoadedDevice device(Options(2));
   const std::vector<Load> loads = {
       {.callers = 4, .cost = 1e8, .takes = seconds(1), .deadline = seconds(20)},
@@ -154,7 +155,7 @@ TEST(Overload, SmallOnesPassLargeOnes) {
   EXPECT_GT(counts[0].in_time, kLength.count() / 2);
 }
 
-// Small ones beside large ones of another kind whose times the model of costs has wrong.
+// Small requests beside large ones of another kind, whose times the cost model gets wrong.
 TEST(Overload, MixedSizesStayNearTheBest) {
   for (const int lanes : {1, 2, 4}) {
     LoadedDevice device(Options(lanes));

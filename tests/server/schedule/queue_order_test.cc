@@ -17,8 +17,8 @@ using Ordered = std::vector<uint64_t>;
 
 constexpr Duration kAging = milliseconds(100);
 
-// Takes `count` requests one by one and pushes for each the next of its kind, so that all keep
-// waiting. How many of each tenant were taken.
+// Takes `count` requests one by one and pushes the next of the same kind each time, so that all
+// kinds keep waiting. Returns how many of each kind were taken.
 std::vector<int> ServeBacklog(RequestQueue& queue, std::vector<RequestSpec> kinds, int count) {
   std::vector<int> taken(kinds.size());
   std::vector<size_t> kind_of;
@@ -38,7 +38,7 @@ std::vector<int> ServeBacklog(RequestQueue& queue, std::vector<RequestSpec> kind
   return taken;
 }
 
-TEST(QueueOrder, PriorityThenDueThenArrival) {
+TEST(QueueOrder, OrdersByPriorityThenDeadlineThenArrival) {
   RequestQueue queue({.tenant_weights = {1}, .aging = kAging});
   for (const RequestSpec& spec : {
            RequestSpec{.id = 1},
@@ -54,7 +54,7 @@ TEST(QueueOrder, PriorityThenDueThenArrival) {
   EXPECT_EQ(Ids(queue), (Ordered{3, 4, 2, 1, 6, 7, 5})) << "far deadlines rank as none";
 }
 
-TEST(QueueOrder, ARequestIsOvertakenUntilItIsDueAndNoLonger) {
+TEST(QueueOrder, ARequestIsOvertakenOnlyUntilItIsDue) {
   RequestQueue queue({.tenant_weights = {1}, .aging = kAging});
   EXPECT_TRUE(Push(queue, {.id = 1}).ok());
   const TimePoint before = kStart + milliseconds(98);
@@ -76,7 +76,7 @@ TEST(QueueOrder, TenantsShareByCostAndWeight) {
 
 TEST(QueueOrder, ADeadlineGoesFirstButBuysNoShare) {
   RequestQueue queue({.tenant_weights = {1, 1}});
-  // Tenant 1 has had more: it is behind in the fair order, by less than a batch.
+  // Tenant 1 has been served more: in fair order it comes later, by less than a batch.
   EXPECT_TRUE(Push(queue, {.id = 1, .tenant = 1, .cost = kBatchCost / 2}).ok());
   EXPECT_TRUE(Push(queue, {.id = 2, .tenant = 0}).ok());
   EXPECT_EQ(Ids(queue), (Ordered{1, 2}));
@@ -99,8 +99,8 @@ TEST(QueueOrder, TheEarlierDeadlineOfTwoTenantsGoesFirst) {
   EXPECT_EQ(Ids(queue), (Ordered{2, 1}));
 }
 
-TEST(QueueOrder, ATenantThatComesBackHasSavedNothingUp) {
-  constexpr int64_t kCost = kBatchCost / 16;  // not even a part of a batch
+TEST(QueueOrder, AReturningTenantHasAccumulatedNoShare) {
+  constexpr int64_t kCost = kBatchCost / 16;  // a small fraction of a batch
   RequestQueue queue({.tenant_weights = {1, 1}});
   for (uint64_t id = 1; id <= 60; ++id) EXPECT_TRUE(Push(queue, {.id = id, .cost = kCost}).ok());
   for (int i = 0; i < 40; ++i) EXPECT_LE(TakeNext(queue), 60u);
@@ -113,9 +113,9 @@ TEST(QueueOrder, ATenantThatComesBackHasSavedNothingUp) {
   EXPECT_LE(returned, 6);
 }
 
-TEST(QueueOrder, WhatNeverStartedIsNotCharged) {
+TEST(QueueOrder, RequestsThatNeverStartAreNotCharged) {
   RequestQueue queue({.tenant_weights = {1, 1}});
-  EXPECT_TRUE(Push(queue, {.id = 1, .tenant = 1}).ok());  // keeps the priority from being empty
+  EXPECT_TRUE(Push(queue, {.id = 1, .tenant = 1}).ok());  // keeps the priority from becoming empty
   for (uint64_t id = 10; id < 20; ++id) EXPECT_TRUE(Push(queue, {.id = id, .tenant = 0}).ok());
   for (uint64_t id = 10; id < 15; ++id) EXPECT_NE(queue.TakeById(id), nullptr);
   for (uint64_t id = 20; id < 30; ++id) {
@@ -126,7 +126,7 @@ TEST(QueueOrder, WhatNeverStartedIsNotCharged) {
   EXPECT_EQ(Ids(queue), (Ordered{1, 15, 16, 2, 17, 3, 18, 4, 19, 5}));
 }
 
-TEST(QueueOrder, PrioritiesKeepTheirOwnAccounts) {
+TEST(QueueOrder, EachPriorityIsAccountedSeparately) {
   RequestQueue queue({.tenant_weights = {1, 1}});
   for (uint64_t id = 1; id <= 20; ++id) {
     EXPECT_TRUE(Push(queue, {.id = id, .tenant = 0, .priority = 1}).ok());
@@ -138,7 +138,7 @@ TEST(QueueOrder, PrioritiesKeepTheirOwnAccounts) {
   EXPECT_EQ(Ids(queue), (Ordered{31, 32, 33}));
 }
 
-TEST(QueueOrder, LargeOnesArePassedWhileNoLaneMayTakeThem) {
+TEST(QueueOrder, LargeRequestsArePassedWhileNoLaneMayTakeThem) {
   RequestQueue queue({.tenant_weights = {1, 1}});
   EXPECT_TRUE(Push(queue, {.id = 1, .tenant = 0, .large = true}).ok());
   EXPECT_TRUE(Push(queue, {.id = 2, .tenant = 1, .priority = 1, .large = true}).ok());
@@ -162,12 +162,12 @@ TEST(QueueOrder, EveryFourthBatchServesPrioritiesThatWaitTooLong) {
     return ids;
   };
   EXPECT_EQ(take(kStart + kAging - milliseconds(1), 5), (Ordered{1, 2, 3, 4, 5}));
-  // Among the starved, the one that was not served for longest.
+  // Among the starved priorities, the one that was served longest ago.
   EXPECT_EQ(take(kStart + kAging, 14),
             (Ordered{101, 6, 7, 8, 201, 9, 10, 11, 102, 12, 13, 14, 202, 15}));
 }
 
-TEST(QueueOrder, AnAgedRequestLeadsItsBatchAndTheRestFollowsInOrder) {
+TEST(QueueOrder, AnAgedRequestLeadsABatchAndTheRestKeepsItsOrder) {
   RequestQueue queue({.tenant_weights = {1, 1}, .aging = kAging});
   for (uint64_t id = 1; id <= 3; ++id) EXPECT_TRUE(Push(queue, {.id = id, .priority = 9}).ok());
   for (int i = 0; i < 3; ++i) {
@@ -180,7 +180,7 @@ TEST(QueueOrder, AnAgedRequestLeadsItsBatchAndTheRestFollowsInOrder) {
   EXPECT_EQ(Ids(queue, kStart + kAging), (Ordered{11, 1, 2, 3, 13, 12}));
 }
 
-TEST(QueueOrder, ALateLineKeepsTheTurnsOfFarDeadlines) {
+TEST(QueueOrder, ALateQueueStillServesAgedRequestsFirst) {
   RequestQueue queue({.tenant_weights = {1}, .aging = milliseconds(50)});
   const auto at = [](int ms) { return kStart + milliseconds(ms); };
   ASSERT_TRUE(Push(queue, {.id = 1, .deadline = at(1000)}).ok());
@@ -197,7 +197,7 @@ TEST(QueueOrder, ALateLineKeepsTheTurnsOfFarDeadlines) {
   EXPECT_EQ(Ids(queue, at(11)), (Ordered{1, 5, 6})) << "1 does not keep the line late";
 }
 
-TEST(QueueOrder, ATriedRequestThatIsLateLeavesTheOrder) {
+TEST(QueueOrder, ATriedRequestThatIsLateDoesNotChangeTheOrder) {
   RequestQueue queue({.tenant_weights = {1}, .aging = milliseconds(50)});
   const auto due = [](int ms) { return kStart + milliseconds(ms); };
   ASSERT_TRUE(Push(queue, {.id = 1, .deadline = due(30)}).ok());
@@ -211,7 +211,7 @@ TEST(QueueOrder, ATriedRequestThatIsLateLeavesTheOrder) {
   EXPECT_EQ(Ids(queue, due(10)), (Ordered{2, 1}));
 }
 
-TEST(QueueOrder, ALateLineIsNewestFirst) {
+TEST(QueueOrder, ALateQueueIsServedNewestFirst) {
   RequestQueue queue({.tenant_weights = {1, 1}, .aging = milliseconds(50)});
   const auto due = [](int ms) { return kStart + milliseconds(ms); };
   ASSERT_TRUE(Push(queue, {.id = 1, .deadline = due(10)}).ok());

@@ -36,7 +36,7 @@ TEST(RequestQueue, RefusesWhenFullAndNamesTheBound) {
   EXPECT_TRUE(Push(queue, {.id = 3}).ok());
 }
 
-TEST(RequestQueue, ExpiresAtTheDeadlineAndNotBefore) {
+TEST(RequestQueue, ExpiresRequestsExactlyAtTheDeadline) {
   RequestQueue queue({.tenant_weights = {1}});
   EXPECT_TRUE(Push(queue, {.id = 1, .priority = 9, .deadline = kStart + milliseconds(5)}).ok());
   EXPECT_TRUE(Push(queue, {.id = 2, .deadline = kStart + milliseconds(2)}).ok());
@@ -53,7 +53,7 @@ TEST(RequestQueue, ExpiresAtTheDeadlineAndNotBefore) {
   EXPECT_EQ(Ids(queue), (std::vector<uint64_t>{4}));
 }
 
-TEST(RequestQueue, TakeByIdFindsOnlyWhatWaits) {
+TEST(RequestQueue, TakeByIdFindsOnlyWaitingRequests) {
   RequestQueue queue({.tenant_weights = {1}});
   EXPECT_TRUE(Push(queue, {.id = 1}).ok());
   EXPECT_EQ(queue.TakeById(2), nullptr);
@@ -62,7 +62,7 @@ TEST(RequestQueue, TakeByIdFindsOnlyWhatWaits) {
   EXPECT_TRUE(queue.empty());
 }
 
-TEST(RequestQueue, CountsByTenantAndTakesAllInOrderOfArrival) {
+TEST(RequestQueue, CountsByTenantAndTakesAllInArrivalOrder) {
   RequestQueue queue({.tenant_weights = {1, 2}});
   for (uint64_t id = 1; id <= 5; ++id) {
     EXPECT_TRUE(Push(queue, {.id = id,
@@ -79,7 +79,7 @@ TEST(RequestQueue, CountsByTenantAndTakesAllInOrderOfArrival) {
   EXPECT_EQ(queue.tenant_size(0) + queue.tenant_size(1), 0);
 }
 
-// A plain vector of one tenant's requests, which is sorted when looked at.
+// One tenant's requests in a plain vector, sorted when read.
 struct PlainModel {
   struct Item {
     int32_t negated_priority;
@@ -126,10 +126,10 @@ struct PlainModel {
   }
 
   std::vector<Item> items;
-  std::map<int32_t, std::set<uint64_t>> late;  // keeps a line late, by negated priority
+  std::map<int32_t, std::set<uint64_t>> late;  // keeps the queue late; keyed by negated priority
 };
 
-TEST(RequestQueue, AgreesWithAPlainModel) {
+TEST(RequestQueue, AgreesWithAModel) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   std::mt19937_64 random(seed);

@@ -24,7 +24,7 @@ std::vector<Candidate> All(int devices, int64_t cost) {
   return candidates;
 }
 
-TEST(Router, TheLeastOutstandingIsNext) {
+TEST(Router, TheDeviceWithLeastOutstandingIsChosen) {
   Router router(std::vector<DeviceInfo>(3, Device(DeviceKind::kCuda, 100, 90)));
   EXPECT_EQ(router.Reserve(All(3, 10)), 0u);
   EXPECT_EQ(router.Reserve(All(3, 30)), 1u);
@@ -39,7 +39,7 @@ TEST(Router, TheLeastOutstandingIsNext) {
   EXPECT_EQ(router.outstanding(2), 13);
 }
 
-TEST(Router, WhatIsExpectedCountsForOthersThatAreExpected) {
+TEST(Router, ReservationsCountForOtherReservations) {
   Router router(std::vector<DeviceInfo>(2, Device(DeviceKind::kCuda, 100, 90)));
   EXPECT_EQ(router.Expect(All(2, 10)), 0u);
   EXPECT_EQ(router.Expect(All(2, 10)), 1u);
@@ -62,7 +62,7 @@ TEST(Router, OnlyCandidatesAreChosen) {
   EXPECT_EQ(router.outstanding(1), 55);
 }
 
-TEST(Router, SpeedCounts) {
+TEST(Router, FasterDevicesGetMore) {
   Router router({Device(DeviceKind::kCpu, 16), Device(DeviceKind::kCuda, 100, 90),
                  Device(DeviceKind::kCuda, 50, 90)});
   EXPECT_EQ(router.Reserve(All(3, 100)), 1u) << "all are idle: the fastest";
@@ -74,8 +74,9 @@ TEST(Router, SpeedCounts) {
   EXPECT_EQ(router.Reserve(All(3, 1)), 0u);
 }
 
-// Nobody is released meanwhile, so equal costs must be spread exactly, however threads interleave.
-TEST(Router, ABurstIsSpreadExactly) {
+// Nothing is released meanwhile, so equal costs must be spread exactly, for every interleaving of
+// the threads.
+TEST(Router, AConcurrentBurstIsSpreadExactly) {
   constexpr int kDevices = 4;
   constexpr int kThreads = 8;
   constexpr int kEach = 500;
@@ -92,7 +93,7 @@ TEST(Router, ABurstIsSpreadExactly) {
   }
 }
 
-TEST(Router, TheLargestCostsFit) {
+TEST(Router, TheLargestCostsDoNotOverflow) {
   Router router({Device(DeviceKind::kCpu, 1)});
   for (int i = 0; i < 1000; ++i) router.Add(0, INT64_MAX);
   EXPECT_GT(router.outstanding(0), 0);

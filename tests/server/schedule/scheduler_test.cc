@@ -30,7 +30,7 @@ Status Push(Scheduler& scheduler, const RequestSpec& spec, TimePoint now = kStar
   return status;
 }
 
-TEST(Scheduler, FillsFreeLanesAndCountsWhatIsOutstanding) {
+TEST(Scheduler, FillsFreeLanesAndCountsOutstandingCost) {
   Scheduler scheduler(Options(2));
   for (uint64_t id = 1; id <= 9; ++id) EXPECT_TRUE(Push(scheduler, {.id = id}).ok());
   const Scheduler::Step step = scheduler.Plan(kStart);
@@ -51,7 +51,7 @@ TEST(Scheduler, FillsFreeLanesAndCountsWhatIsOutstanding) {
   EXPECT_EQ(last.launches[0].requests.front()->id, 9u);
 }
 
-TEST(Scheduler, WhatRunsInPartsRunsAloneHoweverSmall) {
+TEST(Scheduler, ARequestInPartsRunsAloneHoweverSmall) {
   Scheduler scheduler(Options(1));
   for (uint64_t id = 1; id <= 4; ++id) {
     auto request = MakeRequest({.id = id});
@@ -73,7 +73,7 @@ TEST(Scheduler, WhatRunsInPartsRunsAloneHoweverSmall) {
   EXPECT_EQ(batches, (std::vector<std::vector<uint64_t>>{{1}, {2}, {3, 4}}));
 }
 
-TEST(Scheduler, KnowsLargeRequestsAndTheirCost) {
+TEST(Scheduler, MarksLargeRequestsAndTheirCost) {
   Scheduler scheduler(Options(2));
   EXPECT_TRUE(Push(scheduler, {.id = 1, .flops = 50}).ok());
   EXPECT_TRUE(Push(scheduler, {.id = 2, .flops = 250}).ok());
@@ -95,9 +95,9 @@ TEST(Scheduler, KnowsLargeRequestsAndTheirCost) {
   EXPECT_EQ(scheduler.Plan(kStart).launches.size(), 1u);
 }
 
-// A queue that empties forgets nothing as long as something runs: with few requests in flight it is
+// Shares survive an empty queue as long as something runs: with few requests in flight the queue is
 // empty most of the time.
-TEST(Scheduler, WhatRunsCountsAlthoughNobodyWaited) {
+TEST(Scheduler, RunningRequestsCountAlthoughTheQueueWasEmpty) {
   for (const bool idle_between : {false, true}) {
     SchedulerOptions options = Options(1);
     options.queue.tenant_weights = {1, 1};
@@ -116,7 +116,7 @@ TEST(Scheduler, WhatRunsCountsAlthoughNobodyWaited) {
   }
 }
 
-TEST(Scheduler, EndsWhatIsDueWhileEveryLaneIsBusy) {
+TEST(Scheduler, ExpiresRequestsWhileEveryLaneIsBusy) {
   Scheduler scheduler(Options(1));
   EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
   EXPECT_EQ(scheduler.Plan(kStart).launches.size(), 1u);
@@ -131,7 +131,7 @@ TEST(Scheduler, EndsWhatIsDueWhileEveryLaneIsBusy) {
   EXPECT_EQ(step.wake, kNever);
 }
 
-TEST(Scheduler, CancelTellsALateCallFromAnUnwantedOne) {
+TEST(Scheduler, CancelAfterTheDeadlineIsDeadlineExceeded) {
   Scheduler scheduler(Options(1));
   EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
   EXPECT_TRUE(Push(scheduler, {.id = 2, .deadline = kStart + milliseconds(5)}).ok());
@@ -142,7 +142,7 @@ TEST(Scheduler, CancelTellsALateCallFromAnUnwantedOne) {
   EXPECT_TRUE(scheduler.Plan(kStart).empty());
 }
 
-TEST(Scheduler, StopsWhatRunsPastItsDeadlineAndNothingElse) {
+TEST(Scheduler, StopsOnlyRunningRequestsPastTheirDeadline) {
   Scheduler scheduler(Options(2));
   const TimePoint early = kStart + milliseconds(5);
   const TimePoint late = kStart + milliseconds(9);
@@ -170,14 +170,14 @@ TEST(Scheduler, StopsWhatRunsPastItsDeadlineAndNothingElse) {
     EXPECT_EQ(request->stop_code, request->stop.set() ? Code::kDeadlineExceeded : Code::kOk);
   }
   scheduler.LaneEnded(step.launches[0].lane, BatchEnd::kStopped, late);
-  step.launches[0].requests.clear();  // and it must not look at them again
+  step.launches[0].requests.clear();  // freed: the scheduler must not read them again
   EXPECT_EQ(scheduler.Cancel(1, late), nullptr);
   scheduler.StopAll(Code::kUnavailable);
   scheduler.LaneDone(step.launches[0].lane);
   EXPECT_TRUE(scheduler.Plan(late).empty());
 }
 
-TEST(Scheduler, CancelStopsWhatRunsForTheFirstReason) {
+TEST(Scheduler, TheFirstReasonToStopARunningRequestStays) {
   Scheduler scheduler(Options(1));
   EXPECT_TRUE(Push(scheduler, {.id = 1, .deadline = kStart + milliseconds(5)}).ok());
   EXPECT_TRUE(Push(scheduler, {.id = 2}).ok());
@@ -193,7 +193,7 @@ TEST(Scheduler, CancelStopsWhatRunsForTheFirstReason) {
   EXPECT_EQ(scheduler.Plan(kStart).wake, kNever) << "what was stopped has no deadline any more";
 }
 
-TEST(Scheduler, CloseEndsTheQueueRefusesTheRestAndLeavesWhatRuns) {
+TEST(Scheduler, CloseEndsQueuedRequestsAndLeavesRunningOnes) {
   Scheduler scheduler(Options(1));
   EXPECT_TRUE(Push(scheduler, {.id = 1}).ok());
   const Scheduler::Step step = scheduler.Plan(kStart);
@@ -209,7 +209,7 @@ TEST(Scheduler, CloseEndsTheQueueRefusesTheRestAndLeavesWhatRuns) {
   EXPECT_TRUE(scheduler.running().empty());
 }
 
-// Requests that take 10 ms each, as it has learned.
+// The scheduler has learned that requests take 10 ms.
 class LateTest : public testing::Test {
  protected:
   LateTest() {
@@ -241,7 +241,7 @@ class LateTest : public testing::Test {
   std::unique_ptr<Request> refused_;
 };
 
-TEST_F(LateTest, WhatWouldBeLateIsRefusedWithTheTimeAfterWhichItWouldNotBe) {
+TEST_F(LateTest, ARequestThatWouldBeLateIsRefusedWithARetryHint) {
   EXPECT_TRUE(Push(2, kNow + milliseconds(10)).ok());
   const Status late = Push(3, kNow + milliseconds(15));
   EXPECT_EQ(late.code(), Code::kResourceExhausted);
@@ -252,14 +252,14 @@ TEST_F(LateTest, WhatWouldBeLateIsRefusedWithTheTimeAfterWhichItWouldNotBe) {
   EXPECT_TRUE(Push(4, kNow + milliseconds(23)).ok());
 }
 
-TEST_F(LateTest, WhatIsHopelessEvenAloneHasNoUseForAnotherTry) {
+TEST_F(LateTest, AHopelessRequestHasNoRetryHint) {
   const Status hopeless = Push(2, kNow + milliseconds(9));
   EXPECT_EQ(hopeless.code(), Code::kDeadlineExceeded);
   EXPECT_EQ(RejectionOf(hopeless), Rejection::kLate);
   EXPECT_EQ(refused_->refusal.retry_after_ms, 0);
 }
 
-TEST_F(LateTest, TimeUntilALaneBeginsCountsToo) {
+TEST_F(LateTest, TheTimeUntilALaneStartsCounts) {
   ASSERT_TRUE(Push(2).ok());
   running_ = scheduler_.Plan(kNow + milliseconds(8)).launches;
   ASSERT_EQ(running_.size(), 1u);
@@ -269,7 +269,7 @@ TEST_F(LateTest, TimeUntilALaneBeginsCountsToo) {
       << "an eighth of the 8 ms";
 }
 
-TEST_F(LateTest, NoTimeOfALaneCountsFromBeforeTheQueueWasEmpty) {
+TEST_F(LateTest, LaneStartTimesDoNotSpanAnEmptyQueue) {
   ASSERT_TRUE(Push(2).ok());
   EXPECT_NE(scheduler_.Cancel(2, kNow + milliseconds(8)), nullptr);
   now_ = kNow + milliseconds(9);
@@ -280,7 +280,7 @@ TEST_F(LateTest, NoTimeOfALaneCountsFromBeforeTheQueueWasEmpty) {
   EXPECT_TRUE(Push(4, now_ + milliseconds(10)).ok());
 }
 
-TEST_F(LateTest, OneHopelessRequestMayWaitToBeTriedAndSpendsNoTryIfItNeverRuns) {
+TEST_F(LateTest, OneHopelessRequestMayWaitForATryAndUsesItOnlyIfItRuns) {
   now_ = kNow + milliseconds(500);
   Run(2);
   now_ += milliseconds(8);
@@ -295,7 +295,7 @@ TEST_F(LateTest, OneHopelessRequestMayWaitToBeTriedAndSpendsNoTryIfItNeverRuns) 
   EXPECT_FALSE(Push(6, now_ + milliseconds(9)).ok()) << "one has just begun";
 }
 
-TEST(Scheduler, ADelayForCompanyIsNoTimeOfTheDevice) {
+TEST(Scheduler, TheBatchDelayIsNotCountedAsDeviceTime) {
   SchedulerOptions options = Options(1);
   options.batcher.batch_delay = milliseconds(50);
   Scheduler scheduler(options);
@@ -309,7 +309,7 @@ TEST(Scheduler, ADelayForCompanyIsNoTimeOfTheDevice) {
   EXPECT_EQ(scheduler.Backlog(begin + milliseconds(10)), std::chrono::microseconds(12'500));
 }
 
-TEST_F(LateTest, WhatHasBecomeLateInTheQueueDoesNotStart) {
+TEST_F(LateTest, ARequestThatBecameLateInTheQueueDoesNotStart) {
   Run(2);
   ASSERT_TRUE(Push(3, kNow + milliseconds(30)).ok());
   ASSERT_TRUE(Push(4).ok());
@@ -321,7 +321,7 @@ TEST_F(LateTest, WhatHasBecomeLateInTheQueueDoesNotStart) {
   EXPECT_GT(step.ended[0]->refusal.retry_after_ms, 0);
 }
 
-TEST_F(LateTest, AnotherTenantsBacklogRefusesNobody) {
+TEST_F(LateTest, ATenantsBacklogDoesNotRefuseAnothersRequests) {
   uint64_t id = 2;
   while (Push(id, kNow + milliseconds(300)).ok()) ++id;
   EXPECT_EQ(id, 2u + 24);
@@ -329,8 +329,8 @@ TEST_F(LateTest, AnotherTenantsBacklogRefusesNobody) {
   EXPECT_FALSE(Push(++id, kNow + milliseconds(25), 1).ok());
 }
 
-// 3 would be in time before 4, and after it.
-TEST_F(LateTest, OnlyACancelNearTheDeadlineMakesTheLineLate) {
+// Request 3 would be in time both before 4 and after it.
+TEST_F(LateTest, OnlyACancelNearTheDeadlineMakesTheQueueLate) {
   for (const int left : {90, 15}) {
     SCOPED_TRACE(left);
     now_ += milliseconds(1000);
@@ -351,7 +351,7 @@ TEST_F(LateTest, OnlyACancelNearTheDeadlineMakesTheLineLate) {
   }
 }
 
-// Two lanes and two tenants; a request of so much cost takes so many milliseconds.
+// Two lanes and two tenants; a request of 1000 * n flops takes n milliseconds.
 class SparedTest : public testing::Test {
  protected:
   SparedTest() {
@@ -363,7 +363,7 @@ class SparedTest : public testing::Test {
     }
   }
 
-  // The first request that starts at once, of those that wait and this one; 0 if none does.
+  // Pushes a request. Returns the first of the waiting ones that starts at once; 0 if none does.
   uint64_t Launch(const RequestSpec& spec) {
     auto request = MakeRequest(spec);
     request->received = now_;
@@ -381,14 +381,14 @@ class SparedTest : public testing::Test {
   std::vector<std::vector<std::unique_ptr<Request>>> running_;
 };
 
-TEST_F(SparedTest, ALargeRequestWithATightDeadlineKeepsNoLaneFree) {
+TEST_F(SparedTest, ALargeRequestDoesNotKeepALaneFree) {
   EXPECT_EQ(Launch({.id = 2, .deadline = now_ + milliseconds(204), .flops = 200'000}), 2u);
   EXPECT_EQ(Launch({.id = 3, .tenant = 1, .flops = 4000}), 3u);
   scheduler_.LaneDone(1);
   EXPECT_EQ(Launch({.id = 4, .tenant = 0, .flops = 4000}), 4u);
 }
 
-TEST_F(SparedTest, ABatchKeepsALaneFreeFromItsOwnTenantOnly) {
+TEST_F(SparedTest, ABatchKeepsALaneFreeOnlyFromItsOwnTenant) {
   EXPECT_EQ(Launch({.id = 2, .deadline = now_ + milliseconds(5), .flops = 4000}), 2u);
   EXPECT_EQ(Launch({.id = 3, .flops = 4000}), 0u);
   EXPECT_EQ(Launch({.id = 4, .tenant = 1, .flops = 4000}), 4u) << "although 3 comes before it";

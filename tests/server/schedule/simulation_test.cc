@@ -14,7 +14,7 @@ namespace attend::test {
 namespace {
 
 // ATTEND_TEST_SEED=N runs the schedule that failed with seed N first.
-TEST(Simulation, ThousandsOfSchedulesKeepEveryPromise) {
+TEST(Simulation, RandomSchedulesKeepEveryInvariant) {
   const auto schedules = std::max<uint64_t>(500, static_cast<uint64_t>(5000 * TestScale()));
   const auto met_min = static_cast<int64_t>(schedules / 50);
   const uint64_t base = FreshSeed();
@@ -31,14 +31,15 @@ TEST(Simulation, ThousandsOfSchedulesKeepEveryPromise) {
     EXPECT_GT(each, met_min) << "seed " << base << ": a case that the checks hardly met";
   }
   for (int i = 0; i < kBatchClosedCount; ++i) {
-    if (i == static_cast<int>(BatchClosed::kDeadlines)) continue;  // nothing is expected of times
+    // nothing is asserted about timing
+    if (i == static_cast<int>(BatchClosed::kDeadlines)) continue;
     EXPECT_GT(met.closed[i], met_min) << i;
   }
 }
 
-// Tenants that always have work waiting get cost in proportion to their weights, whatever they ask
-// for and whoever sets deadlines. Tags of backlogged tenants differ by at most (B + 1) / w, one's
-// largest request and the batch that a deadline may lead; so do shares since they began.
+// Backlogged tenants get cost in proportion to their weights, whatever they request and whichever
+// of them set deadlines. Their tags differ by at most (B + 1) / w: one's largest request, and the
+// batch that a deadline may lead. So do their shares since the start.
 TEST(Simulation, BacklogsShareByWeight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -50,7 +51,7 @@ TEST(Simulation, BacklogsShareByWeight) {
   TimePoint now(std::chrono::seconds(1000));
   std::vector<double> started(weights.size());
   uint64_t id = 0;
-  // Each tenant has sizes of its own, between thousandths of a batch and whole ones.
+  // Each tenant has its own sizes, from thousandths of a batch to whole ones.
   const auto push = [&](int tenant) {
     auto request = std::make_unique<Request>();
     request->id = ++id;
@@ -74,7 +75,7 @@ TEST(Simulation, BacklogsShareByWeight) {
     }
     scheduler.LaneDone(0);
   }
-  constexpr double kRounding = 1e-3;  // a unit of virtual time for each of some 10^6 requests
+  constexpr double kRounding = 1e-3;  // one unit of virtual time for each of about 10^6 requests
   for (size_t i = 0; i < weights.size(); ++i) {
     EXPECT_GT(started[i] / weights[i], 100) << "too short to tell";
     for (size_t j = 0; j < i; ++j) {

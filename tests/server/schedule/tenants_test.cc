@@ -10,7 +10,7 @@
 namespace attend {
 namespace {
 
-TEST(Tenants, AloneThereIsDefault) {
+TEST(Tenants, WithoutSettingsThereIsOnlyDefault) {
   const Tenants tenants;
   EXPECT_TRUE(tenants.single());
   EXPECT_EQ(tenants.list().front().name, "default");
@@ -18,7 +18,7 @@ TEST(Tenants, AloneThereIsDefault) {
   EXPECT_EQ(tenants.Find("anyone"), 0);
 }
 
-TEST(Tenants, AreFoundByNameAndStrangersAreDefault) {
+TEST(Tenants, AreFoundByNameAndUnknownNamesAreDefault) {
   const Result<Tenants> tenants = Tenants::Parse({"research=3", "default=2", "prod.eu-1=1000"});
   ASSERT_TRUE(tenants.ok()) << tenants.status().ToString();
   EXPECT_FALSE(tenants->single());
@@ -33,7 +33,7 @@ TEST(Tenants, AreFoundByNameAndStrangersAreDefault) {
   EXPECT_EQ(tenants->Find(std::string("research\0", 9)), 0);
 }
 
-TEST(Tenants, NobodyIsDefaultWhereCallersAreKnown) {
+TEST(Tenants, WithTokensDefaultHasNoWeightUnlessGiven) {
   const auto weights = [](const std::vector<std::string>& settings) {
     return Tenants::Parse(settings)->ForKnownCallers().weights();
   };
@@ -42,7 +42,7 @@ TEST(Tenants, NobodyIsDefaultWhereCallersAreKnown) {
   EXPECT_EQ(weights({}), std::vector<int32_t>{1}) << "alone";
 }
 
-TEST(Tenants, BadSettingsAreNamedWithTheirBound) {
+TEST(Tenants, BadSettingsAreReportedWithTheirBound) {
   const std::string longest(64, 'n');
   EXPECT_TRUE(ParseTenant(longest + "=1").ok());
   const std::vector<std::pair<std::string, std::string>> bad = {
@@ -72,7 +72,7 @@ TEST(Tenants, BadSettingsAreNamedWithTheirBound) {
   }
 }
 
-TEST(Tenants, NamesAreGivenOnceAndNotTooMany) {
+TEST(Tenants, DuplicateNamesAndTooManyTenantsAreRefused) {
   EXPECT_NE(Tenants::Parse({"a=1", "a=1"}).status().message().find("\"a\" is given twice"),
             std::string::npos);
   EXPECT_FALSE(Tenants::Parse({"default=1", "default=2"}).ok());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How requests that run, and their tenants, bear on evictions. How pages go that several sessions
-// share is in page_tree_test.
+// How running requests and their tenants affect evictions. For evictions of pages shared by several
+// sessions see page_tree_test.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ using test::kPageBytes;
 using test::kRows;
 using test::kShape;
 
-TEST_F(EvictionTest, WhatIsEvictedIsToldWhenItIsAskedFor) {
+TEST_F(EvictionTest, AnEvictionIsReportedAtTheNextUse) {
   const std::string trunk = Make(0, 6 * kRows), fork = Fork(0, trunk, 4 * kRows, 2 * kRows);
   Make(0, 8 * kRows);
   EXPECT_EQ(Length(0, trunk), 4 * kRows) << "its own, then the fork's";
@@ -35,7 +35,7 @@ TEST_F(EvictionTest, WhatIsEvictedIsToldWhenItIsAskedFor) {
   EXPECT_TRUE(Append(0, fork, 4 * kRows, 0).ok());
 }
 
-TEST_F(EvictionTest, OfManyLayersWhatIsSharedGoesFromAllAlike) {
+TEST_F(EvictionTest, SharedPagesAreEvictedFromAllLayersAlike) {
   clock_.Advance(std::chrono::milliseconds(1));
   const auto made = table_->Create(0, {0, {kShape, kShape, kShape}, std::chrono::seconds(60)});
   ASSERT_TRUE(made.ok());
@@ -51,9 +51,9 @@ TEST_F(EvictionTest, OfManyLayersWhatIsSharedGoesFromAllAlike) {
   EXPECT_EQ(UsedPages(), 10);
 }
 
-// Requests that follow each other so closely that one always runs, and a client that takes as long
-// as it likes to send its bytes, keep no other tenant from its own part.
-TEST_F(EvictionTest, NothingThatRunsIsEvictedAndATenantsOwnPartIsFree) {
+// A tenant that always has a request running, or a client that sends its bytes slowly, cannot keep
+// another tenant from its own part.
+TEST_F(EvictionTest, RunningSessionsAreNotEvictedAndATenantsPartIsFree) {
   const std::string greedy = Make(0, 10 * kRows), needy = Make(1);
   auto append = Run(0, greedy, 10 * kRows, 2 * kRows);
   EXPECT_TRUE(Append(1, needy, 0, 4 * kRows).ok());
@@ -63,7 +63,7 @@ TEST_F(EvictionTest, NothingThatRunsIsEvictedAndATenantsOwnPartIsFree) {
   EXPECT_THAT(status.message(),
               HasSubstr("sessions need 3 more pages of 4096 bytes, 12288 bytes more than there is "
                         "room for; the tenant has 16384 bytes, may have at most 49152 "
-                        "(session-memory), of which 16384 are for it alone"));
+                        "(session-memory), of which 16384 are reserved for it"));
   EXPECT_EQ(refusal.missing_bytes, 3 * kPageBytes);
   append->Commit();
   append = nullptr;
@@ -72,7 +72,7 @@ TEST_F(EvictionTest, NothingThatRunsIsEvictedAndATenantsOwnPartIsFree) {
   EXPECT_EQ(Length(0, greedy), 9 * kRows);
 }
 
-TEST_F(EvictionTest, WhatRunsLosesNothingToItsOwnTenantEither) {
+TEST_F(EvictionTest, ARunningSessionIsNotEvictedByItsOwnTenantEither) {
   const std::string read = Make(0, 10 * kRows), idle = Make(0, 2 * kRows), needy = Make(0);
   const auto reader = Run(0, read, 10 * kRows);
   EXPECT_EQ(Append(0, needy, 0, 3 * kRows).code(), Code::kResourceExhausted);
@@ -82,7 +82,7 @@ TEST_F(EvictionTest, WhatRunsLosesNothingToItsOwnTenantEither) {
   EXPECT_EQ(Length(0, idle), 0);
 }
 
-TEST_F(EvictionTest, WhatPinnedForksShareIsNoRoom) {
+TEST_F(EvictionTest, PagesSharedByPinnedForksAreNotEvictable) {
   const std::string pinned = Make(0, 8 * kRows, true), fork = Fork(0, pinned, 8 * kRows);
   const std::string idle = Make(0, 2 * kRows), needy = Make(0);
   EXPECT_EQ(Append(0, needy, 0, 5 * kRows).code(), Code::kResourceExhausted);
@@ -92,7 +92,7 @@ TEST_F(EvictionTest, WhatPinnedForksShareIsNoRoom) {
   EXPECT_EQ(Length(0, fork), 8 * kRows);
 }
 
-TEST_F(EvictionTest, WhatIsPinnedGoesWithItsLease) {
+TEST_F(EvictionTest, PinnedPagesAreFreedWhenTheLeaseEnds) {
   const std::string pinned = Make(0, 12 * kRows, true), needy = Make(1, 4 * kRows);
   EXPECT_EQ(Append(1, needy, 4 * kRows, kRows).code(), Code::kResourceExhausted);
   for (int n = 0; n < 2; ++n) {
@@ -103,7 +103,7 @@ TEST_F(EvictionTest, WhatIsPinnedGoesWithItsLease) {
   EXPECT_FALSE(Exists(0, pinned));
 }
 
-TEST_F(EvictionTest, WhatIsBeingTruncatedIsLeftAlone) {
+TEST_F(EvictionTest, ASessionBeingTruncatedIsNotEvicted) {
   const std::string greedy = Make(0, 10 * kRows), needy = Make(1, 4 * kRows);
   auto reader = Run(0, greedy, 10 * kRows);  // so that the page of the cut is copied
   bool copied = false;
@@ -118,7 +118,7 @@ TEST_F(EvictionTest, WhatIsBeingTruncatedIsLeftAlone) {
   EXPECT_EQ(cut->length, 10 * kRows - 1);
 }
 
-TEST_F(EvictionTest, SessionsThatEndTogetherLetOthersHaveTheirTurn) {
+TEST_F(EvictionTest, EndingManySessionsAtOnceLetsOtherCallsIn) {
   SessionOptions options{.tenant_weights = {1}};
   options.pages_slice = 4;
   Start(options);

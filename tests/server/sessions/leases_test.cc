@@ -26,7 +26,7 @@ class LeasesTest : public ::testing::Test {
   Leases leases_;
 };
 
-TEST_F(LeasesTest, TheOneThatEndsFirstIsDueFirst) {
+TEST_F(LeasesTest, TheLeaseThatEndsFirstIsDueFirst) {
   EXPECT_EQ(leases_.Due(now_ + seconds(9)), nullptr);
   EXPECT_EQ(leases_.Due(now_ + seconds(10)), &brief_);
   EXPECT_TRUE(Leases::Over(brief_, now_ + seconds(10)));
@@ -36,14 +36,14 @@ TEST_F(LeasesTest, TheOneThatEndsFirstIsDueFirst) {
   EXPECT_EQ(leases_.count(), 1);
 }
 
-TEST_F(LeasesTest, AUseRenewsIt) {
+TEST_F(LeasesTest, AUseRenewsTheLease) {
   leases_.Renew(brief_, now_ + seconds(9));
   EXPECT_EQ(leases_.Due(now_ + seconds(18)), nullptr);
   EXPECT_FALSE(Leases::Over(brief_, now_ + seconds(18)));
   EXPECT_EQ(leases_.Due(now_ + seconds(19)), &brief_);
 }
 
-TEST_F(LeasesTest, WhatIsInUseIsLookedAtLater) {
+TEST_F(LeasesTest, ASessionInUseIsCheckedAgainLater) {
   ++brief_.in_use;
   const TimePoint end = now_ + seconds(10);
   EXPECT_EQ(leases_.Due(end), &brief_);

@@ -37,7 +37,7 @@ class PagePoolTest : public ::testing::Test {
   std::vector<PageNumber> taken_;
 };
 
-TEST_F(PagePoolTest, PagesAreWithinTheMemoryAndApart) {
+TEST_F(PagePoolTest, PagesAreWithinTheMemoryAndDoNotOverlap) {
   std::set<char*> begins;
   for (const int64_t bytes : {int64_t{256}, int64_t{20 * 1024 / 256 * 256}, int64_t{768}}) {
     for (const PageNumber page : MustTake(bytes, 3)) {
@@ -56,8 +56,8 @@ TEST_F(PagePoolTest, PagesAreWithinTheMemoryAndApart) {
   EXPECT_GE(charged, 3 * (256 + 20 * 1024 + 768));
 }
 
-// What one shape has used up serves another once it is free, whatever the sizes.
-TEST_F(PagePoolTest, AnyShapeTakesAndGivesBackAllOfIt) {
+// Memory used by one shape serves another once it is free, for any sizes.
+TEST_F(PagePoolTest, AnyShapeCanUseAllMemory) {
   for (const int64_t bytes : {int64_t{512}, kSlabBytes, int64_t{24 * 1024}, int64_t{256}}) {
     const int64_t room = pool_.Room(bytes);
     EXPECT_EQ(room, 4 * (kSlabBytes / bytes));
@@ -71,9 +71,9 @@ TEST_F(PagePoolTest, AnyShapeTakesAndGivesBackAllOfIt) {
   }
 }
 
-TEST_F(PagePoolTest, APageBeyondASlabHasNoRoom) { EXPECT_EQ(pool_.Room(2 * kSlabBytes), 0); }
+TEST_F(PagePoolTest, APageLargerThanASlabIsRefused) { EXPECT_EQ(pool_.Room(2 * kSlabBytes), 0); }
 
-TEST_F(PagePoolTest, APageThatIsLostOrGivenBackTooEarlyIsSeen) {
+TEST_F(PagePoolTest, LeakedAndPrematurelyFreedPagesAreDetected) {
   const std::vector<PageNumber> pages = MustTake(4096, 3);
   EXPECT_TRUE(pool_.Consistent({pages[1], pages[2], pages[0]}));
   EXPECT_FALSE(pool_.Consistent({pages[0], pages[1]}));
@@ -85,7 +85,7 @@ TEST_F(PagePoolTest, APageThatIsLostOrGivenBackTooEarlyIsSeen) {
   EXPECT_TRUE(pool_.Consistent({}));
 }
 
-TEST(PagePoolSizeTest, LessThanASlabHoldsNothing) {
+TEST(PagePoolSizeTest, MemoryBelowASlabHoldsNoPages) {
   const test::Block memory = test::MakeBlock(kSlabBytes);
   for (const int64_t bytes : {int64_t{0}, kPageUnitBytes, kSlabBytes}) {
     PagePool pool({memory.get(), bytes}, kSlabBytes);

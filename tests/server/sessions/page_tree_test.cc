@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Branches with names; random histories are in session_model_test.
+// Named cases of branches; for random histories see session_model_test.
 
 #include "server/sessions/page_tree.h"
 
@@ -19,7 +19,7 @@ constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kPages = 32;
 using Branch = PageTree::Branch;
 
-// Two tenants: 8 pages are for each alone, 16 in common. Sessions have two layers.
+// Two tenants: 8 pages are reserved for each, 16 are common. Sessions have two layers.
 class PageTreeTest : public ::testing::Test {
  protected:
   ~PageTreeTest() override { EXPECT_TRUE(tree_.Consistent({{}, {}}, pins_)); }
@@ -48,7 +48,7 @@ class PageTreeTest : public ::testing::Test {
     tree_.Unpin(leaf);
     --pins_;
   }
-  // In each layer.
+  // Pages of each layer.
   int64_t Pages(Branch& leaf) {
     tree_.Settle(leaf);
     EXPECT_EQ(PageTree::PagesOf(leaf, 0), PageTree::PagesOf(leaf, 1));
@@ -72,7 +72,7 @@ class PageTreeTest : public ::testing::Test {
   int64_t pins_ = 0;
 };
 
-TEST_F(PageTreeTest, ForksHaveTheSamePagesAndTheLastOneGivesThemBack) {
+TEST_F(PageTreeTest, ForksShareTheirPagesUntilTheLastOneLeaves) {
   Branch* const one = Plant(0, 5);
   const std::vector<PageNumber> all = Table(*one);
   Branch* const two = Fork(*one, 3);
@@ -95,7 +95,7 @@ TEST_F(PageTreeTest, ForksHaveTheSamePagesAndTheLastOneGivesThemBack) {
   EXPECT_EQ(lists_.held(), 0);
 }
 
-TEST_F(PageTreeTest, WhatIsReadStaysWhateverBecomesOfTheSession) {
+TEST_F(PageTreeTest, PagesBeingReadStayWhateverHappensToTheSession) {
   Branch* leaf = Plant(0, 6);
   const std::vector<PageNumber> all = Table(*leaf);
   Branch* const fork = Fork(*leaf, 4);
@@ -107,7 +107,7 @@ TEST_F(PageTreeTest, WhatIsReadStaysWhateverBecomesOfTheSession) {
   EXPECT_EQ(Table(*leaf), std::vector(all.begin(), all.begin() + 5));
   EXPECT_EQ(Used(), 12);
   const int64_t fewer[] = {2, 2};
-  leaf = tree_.Cut(*leaf, fewer, 0);  // into what the fork shares
+  leaf = tree_.Cut(*leaf, fewer, 0);  // into the pages shared with the fork
   EXPECT_EQ(Used(), 12);
   tree_.Leave(*fork);
   tree_.Leave(*leaf);
@@ -116,7 +116,7 @@ TEST_F(PageTreeTest, WhatIsReadStaysWhateverBecomesOfTheSession) {
   EXPECT_EQ(Used(), 0);
 }
 
-TEST_F(PageTreeTest, ACutThatNobodyReadsGivesPagesBackAtOnce) {
+TEST_F(PageTreeTest, ACutOfUnreadPagesFreesThemAtOnce) {
   Branch* leaf = Plant(0, 6);
   Grow(*leaf, 1, 2);
   const int64_t kept[] = {5, 6};
@@ -130,7 +130,7 @@ TEST_F(PageTreeTest, ACutThatNobodyReadsGivesPagesBackAtOnce) {
   EXPECT_EQ(Pages(*fork), 5);
 }
 
-TEST_F(PageTreeTest, WhatWasUsedLongestAgoGoesFirstFromItsEnd) {
+TEST_F(PageTreeTest, TheLeastRecentlyUsedIsEvictedFirstFromItsEnd) {
   Branch* const oldest = Plant(0, 4);
   Branch* const older = Plant(0, 4);
   Branch* const newest = Plant(0, 4);
@@ -142,12 +142,12 @@ TEST_F(PageTreeTest, WhatWasUsedLongestAgoGoesFirstFromItsEnd) {
   EXPECT_EQ(tree_.evictions().evicted_bytes, 4 * kPageBytes);
 }
 
-TEST_F(PageTreeTest, WhatManyHaveInCommonGoesAfterAllThatFollowsIt) {
+TEST_F(PageTreeTest, ASharedPrefixIsEvictedAfterAllItsSuffixes) {
   Branch* const one = Plant(0, 3);
   Branch* const two = Fork(*one, 3);
   Branch* const three = Fork(*one, 2);
   Grow(*two, 1);
-  Grow(*three, 1);  // 5 pages of each layer
+  Grow(*three, 1);  // 5 pages in each layer
   Branch* const needy = Plant(0, 7);
   EXPECT_EQ(Used(), 24);
   EXPECT_EQ(Pages(*one), 3);
@@ -163,7 +163,7 @@ TEST_F(PageTreeTest, WhatManyHaveInCommonGoesAfterAllThatFollowsIt) {
   for (Branch* const each : {one, two, three}) EXPECT_EQ(Pages(*each), 0);
 }
 
-TEST_F(PageTreeTest, NothingBeforeWhatIsReadOrPinnedGoes) {
+TEST_F(PageTreeTest, PagesBeforeReadOrPinnedOnesAreNotEvicted) {
   for (const bool pinned : {false, true}) {
     Branch* const origin = Plant(0, 6, pinned);
     Branch* const fork = Fork(*origin, 4);
@@ -180,7 +180,7 @@ TEST_F(PageTreeTest, NothingBeforeWhatIsReadOrPinnedGoes) {
   }
 }
 
-TEST_F(PageTreeTest, OthersLoseOnlyWhatIsBeyondTheirOwnPart) {
+TEST_F(PageTreeTest, OtherTenantsLoseOnlyPagesBeyondTheirPart) {
   Branch* const greedy = Plant(0, 12);  // 24 pages: all that it may have
   EXPECT_EQ(tree_.ledger().Room(1), 8 * kPageBytes);
   Branch* const needy = Plant(1, 4);
@@ -196,7 +196,7 @@ TEST_F(PageTreeTest, OthersLoseOnlyWhatIsBeyondTheirOwnPart) {
   Unpin(*needy);
 }
 
-TEST_F(PageTreeTest, ATenantsOwnAloneMayGoForItsLimit) {
+TEST_F(PageTreeTest, ATenantsLimitEvictsOnlyItsOwnPages) {
   Plant(1, 8);
   Branch* const own = Plant(0, 4);
   EXPECT_FALSE(tree_.EvictOwn(0, 9 * kPageBytes, now_));
@@ -205,8 +205,8 @@ TEST_F(PageTreeTest, ATenantsOwnAloneMayGoForItsLimit) {
   EXPECT_EQ(Pages(*own), 2) << "of all layers alike";
 }
 
-// As deep as forks of forks can make it; debug builds look at all of it after the last.
-TEST_F(PageTreeTest, AChainOfForksIsAsLongAsThereArePages) {
+// As deep as forks of forks can get; in debug builds the destructor checks all of it.
+TEST_F(PageTreeTest, AMaximalChainOfForksKeepsItsPages) {
   std::vector<Branch*> leaves = {tree_.Plant(0, bytes_, false, ++now_)};
   for (int64_t n = 0; n < 12; ++n) {
     Grow(*leaves.back(), 1);

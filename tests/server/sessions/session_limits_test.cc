@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What sessions may take, of whom, and what is said of it to programs.
+// How much memory sessions may take, from which tenant, and how refusals report it to programs.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ using test::kShape;
 
 class SessionLimitsTest : public test::TwoTenantsTest {
  protected:
-  // Tenant 0 may have so many pages.
+  // Limits tenant 0 to this many pages.
   void LimitPages(int64_t pages) {
     std::vector<TenantBounds> bounds(2);
     bounds[0][Limit::kSessionMemory] = pages * kPageBytes;
@@ -32,7 +32,7 @@ class SessionLimitsTest : public test::TwoTenantsTest {
   }
 };
 
-TEST_F(SessionLimitsTest, WithinItsLimitATenantTakesFromItsOwnIdleSessions) {
+TEST_F(SessionLimitsTest, WithinItsLimitATenantEvictsItsOwnIdleSessions) {
   LimitPages(4);
   const std::string other = Make(1, 6 * kRows);
   const std::string oldest = Make(0, 2 * kRows), older = Make(0, 2 * kRows);
@@ -45,7 +45,7 @@ TEST_F(SessionLimitsTest, WithinItsLimitATenantTakesFromItsOwnIdleSessions) {
   EXPECT_EQ(limits_.use(0, Limit::kSessionMemory).refused, 0);
 }
 
-TEST_F(SessionLimitsTest, BeyondItsLimitATenantIsRefusedAndLosesNothing) {
+TEST_F(SessionLimitsTest, BeyondItsLimitATenantIsRefusedWithoutEvictions) {
   LimitPages(4);
   const std::string pinned = Make(0, 3 * kRows, true), idle = Make(0, kRows);
   CacheRefusal refusal;
@@ -61,11 +61,11 @@ TEST_F(SessionLimitsTest, BeyondItsLimitATenantIsRefusedAndLosesNothing) {
   EXPECT_EQ(limits_.use(0, Limit::kSessionMemory).refused, 1);
   EXPECT_TRUE(Append(1, Make(1), 0, 8 * kRows).ok());
   LimitPages(5);
-  EXPECT_TRUE(Append(0, needy, 0, 2 * kRows).ok());  // the idle one's goes
+  EXPECT_TRUE(Append(0, needy, 0, 2 * kRows).ok());  // evicts the idle one
   EXPECT_EQ(table_->Get(0, idle)->length, 0);
 }
 
-TEST_F(SessionLimitsTest, ALowerLimitTakesNothingAndAddsNothing) {
+TEST_F(SessionLimitsTest, ALoweredLimitEvictsNothingAndAllowsNoGrowth) {
   const std::string session = Make(0, 4 * kRows);
   LimitPages(2);
   EXPECT_EQ(table_->Get(0, session)->length, 4 * kRows);
@@ -74,7 +74,7 @@ TEST_F(SessionLimitsTest, ALowerLimitTakesNothingAndAddsNothing) {
   EXPECT_TRUE(Append(0, session, kRows, kRows).ok());
 }
 
-TEST_F(SessionLimitsTest, PagesThatItsSessionsShareGoFromAllOfThem) {
+TEST_F(SessionLimitsTest, EvictingSharedPagesShortensEverySession) {
   LimitPages(4);
   const std::string first = Make(0, 3 * kRows);
   const Result<SessionInfo> fork = table_->Fork(0, first, {});
@@ -84,16 +84,17 @@ TEST_F(SessionLimitsTest, PagesThatItsSessionsShareGoFromAllOfThem) {
   EXPECT_EQ(table_->Get(0, fork->id)->length, kRows);
 }
 
-TEST_F(SessionLimitsTest, AWrongLengthIsToldWithTheTrueOnes) {
+TEST_F(SessionLimitsTest, AWrongLengthIsReportedWithTheActualOnes) {
   const std::string one = Make(0, 5), two = Make(0, 7), other = Make(1, 9);
   CacheRefusal refusal;
   const CacheUse uses[] = {{one, 0, 5, ""}, {two, 0, 6, ""}, {other, 0, 9, ""}, {one, 3, 0, ""}};
   EXPECT_EQ(table_->Hold(0, uses, 1, &refusal).status().code(), Code::kFailedPrecondition);
-  EXPECT_THAT(refusal.lengths, ElementsAre(5, 7, -1, -1));  // of another tenant nothing
+  // nothing about another tenant's session
+  EXPECT_THAT(refusal.lengths, ElementsAre(5, 7, -1, -1));
   EXPECT_EQ(refusal.missing_bytes, 0);
 }
 
-TEST_F(SessionLimitsTest, AnEvictionIsToldWithTheLengthThatIsLeft) {
+TEST_F(SessionLimitsTest, AnEvictionIsReportedWithTheRemainingLength) {
   const std::string idle = Make(0, 10 * kRows);
   Make(0, 10 * kRows);
   CacheRefusal refusal;
@@ -101,7 +102,7 @@ TEST_F(SessionLimitsTest, AnEvictionIsToldWithTheLengthThatIsLeft) {
   EXPECT_THAT(refusal.lengths, ElementsAre(2 * kRows));
 }
 
-TEST_F(SessionLimitsTest, WhatIsMissingIsTold) {
+TEST_F(SessionLimitsTest, MissingMemoryIsReported) {
   Make(0, 8 * kRows, true);
   Make(1, 6 * kRows, true);
   CacheRefusal refusal;
@@ -111,8 +112,8 @@ TEST_F(SessionLimitsTest, WhatIsMissingIsTold) {
   EXPECT_TRUE(refusal.lengths.empty());
 }
 
-// It says what all layers lack, also those that were not come to.
-TEST_F(SessionLimitsTest, WhatAForkOrATruncationMissesIsTold) {
+// The report covers all layers, also those that were not reached.
+TEST_F(SessionLimitsTest, MemoryMissingForAForkOrTruncationIsReported) {
   const Result<SessionInfo> made =
       table_->Create(0, {0, {kShape, kShape, kShape}, std::chrono::seconds(60)});
   ASSERT_TRUE(made.ok());
@@ -154,14 +155,14 @@ TEST_F(SessionLimitsTest, AForkWithPagesOfTwoSizesEvictsNothingIfBothDoNotFit) {
 }
 
 // They are never idle, but take nothing from other tenants.
-TEST_F(SessionLimitsTest, PinnedSessionsGrowAsFarAsOthers) {
+TEST_F(SessionLimitsTest, PinnedSessionsMayGrowLikeOthers) {
   const std::string pinned = Make(0, 12 * kRows, true);
   EXPECT_EQ(Append(0, Make(0), 0, 1).code(), Code::kResourceExhausted);
   EXPECT_TRUE(Append(1, Make(1), 0, 4 * kRows).ok());
   EXPECT_EQ(table_->Get(0, pinned)->length, 12 * kRows);
 }
 
-TEST_F(SessionLimitsTest, WhatIsOnALostDeviceCanBeListedAndFreed) {
+TEST_F(SessionLimitsTest, SessionsOnALostDeviceCanBeListedAndFreed) {
   const std::string id = Make(0, 3);
   table_->LoseDevice(0);
   EXPECT_EQ(table_->Get(0, id).status().code(), Code::kUnavailable);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lists of sessions: their bounds, and where the next one goes on.
+// Lists of sessions: their bounds, and continuation.
 
 #include <gtest/gtest.h>
 
@@ -17,8 +17,8 @@ namespace {
 
 class SessionListTest : public TwoTenantsTest {};
 
-// However many there are, what one list says and looks at is bounded by layers too.
-TEST_F(SessionListTest, ListsEndWithAsManyLayersAsOneMayHave) {
+// A page of the list is bounded by layers too, whatever the number of sessions.
+TEST_F(SessionListTest, APageOfTheListIsBoundedByLayers) {
   for (int n = 0; n < 8; ++n) {
     const std::vector<LayerShape> layers(512, kShape);
     ASSERT_TRUE(table_->Create(n % 2, {0, layers, std::chrono::seconds(60)}).ok());
@@ -41,7 +41,7 @@ TEST_F(SessionListTest, ListsEndWithAsManyLayersAsOneMayHave) {
   EXPECT_EQ(table_->ListAll("2", 256).sessions.front().id, "3");
 }
 
-TEST_F(SessionListTest, AListHasOneSessionHoweverManyLayersItHas) {
+TEST_F(SessionListTest, APageHasAtLeastOneSession) {
   SessionOptions options = TwoTenants();
   options.layers_max = 2 * SessionTable::kListedLayersMax;
   Start(options);
@@ -58,7 +58,7 @@ TEST_F(SessionListTest, AListHasOneSessionHoweverManyLayersItHas) {
   }
 }
 
-TEST_F(SessionListTest, ListsInPages) {
+TEST_F(SessionListTest, PagesContinueWhereTheLastOneEnded) {
   for (int n = 0; n < 5; ++n) Make(n % 2, 1);
   const auto first = table_->List(0, "", 2);
   ASSERT_EQ(first.sessions.size(), 2u);
@@ -69,8 +69,8 @@ TEST_F(SessionListTest, ListsInPages) {
   EXPECT_TRUE(table_->List(0, rest.sessions[0].id, 2).sessions.empty());
 }
 
-// Neither leases that have ended nor another tenant's sessions are listed, or end a list.
-TEST_F(SessionListTest, ListsOnlyWhatIsTheTenantsAndThere) {
+// Expired leases and other tenants' sessions are not listed, and do not end a page.
+TEST_F(SessionListTest, ListsOnlyTheTenantsLiveSessions) {
   Make(0);
   clock_.Advance(std::chrono::seconds(59));
   const std::string other = Make(1), kept = Make(0), freed = Make(0);
@@ -85,8 +85,8 @@ TEST_F(SessionListTest, ListsOnlyWhatIsTheTenantsAndThere) {
   EXPECT_TRUE(all.more);
 }
 
-// A session's bytes are a sum that is kept as pages come and go.
-TEST_F(SessionListTest, SaysWhatEachHas) {
+// A session's bytes are a running sum, updated as pages come and go.
+TEST_F(SessionListTest, ListsTheBytesOfEachSession) {
   const std::string id = Make(0, 3 * kRows);
   const Result<SessionInfo> fork = table_->Fork(0, id, kRows + 1);
   ASSERT_TRUE(fork.ok());

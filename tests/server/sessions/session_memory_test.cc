@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Session memory of a device that is not the host's.
+// Memory for sessions on a device other than the host.
 
 #include "server/sessions/session_memory.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kPageBytes = 4096;
 
-TEST(SessionMemoryTest, DebugBuildsPoisonWhatBecomesFreeInADevicesMemory) {
+TEST(SessionMemoryTest, DebugBuildsPoisonFreedDeviceMemory) {
 #ifdef NDEBUG
   GTEST_SKIP() << "only debug builds do";
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an operator does to anybody's sessions, beside requests that use them.
+// What an operator can do to any tenant's sessions, while requests use them.
 
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ class SessionOperatorTest : public ::testing::Test {
     }
     return made->id;
   }
-  // A use of the session that appends; null if it is refused.
+  // Begins an append to the session; null if it is refused.
   std::unique_ptr<CacheHold> Hold(int tenant, const std::string& id, int layer, int64_t length,
                                   int64_t rows, std::vector<PageNumber>& table, bool commit) {
     const CacheUse use{id, layer, length, ""};
@@ -66,7 +66,7 @@ class SessionOperatorTest : public ::testing::Test {
   std::unique_ptr<SessionTable> table_;
 };
 
-TEST_F(SessionOperatorTest, ListsEverybodysInPages) {
+TEST_F(SessionOperatorTest, ListsAllTenantsSessionsInPages) {
   std::vector<std::string> made;
   for (int n = 0; n < 5; ++n) made.push_back(Make(n % 2, kRows));
   std::vector<SessionInfo> listed;
@@ -85,7 +85,7 @@ TEST_F(SessionOperatorTest, ListsEverybodysInPages) {
   EXPECT_EQ(table_->tenant_sessions(), (std::vector<int64_t>{3, 2}));
 }
 
-TEST_F(SessionOperatorTest, FreesOneOrAllOfATenant) {
+TEST_F(SessionOperatorTest, FreesOneSessionOrAllOfATenant) {
   const std::string one = Make(0, kRows);
   const std::string two = Make(0, kRows);
   const std::string others = Make(1, kRows);
@@ -98,7 +98,7 @@ TEST_F(SessionOperatorTest, FreesOneOrAllOfATenant) {
   EXPECT_EQ(table_->memory(0).used_bytes, 0);
 }
 
-TEST_F(SessionOperatorTest, AFreedSessionInUseGoesWithItsLastUse) {
+TEST_F(SessionOperatorTest, AFreedSessionInUseEndsWithItsLastUse) {
   const std::string id = Make(0, 2 * kRows);
   std::vector<PageNumber> table;
   std::unique_ptr<CacheHold> hold = Hold(0, id, 0, 2 * kRows, 0, table, false);
@@ -109,7 +109,7 @@ TEST_F(SessionOperatorTest, AFreedSessionInUseGoesWithItsLastUse) {
   EXPECT_EQ(table_->memory(0).used_bytes, 0);
 }
 
-TEST_F(SessionOperatorTest, EvictsIdleSessionsAndPinnedOnesIfAsked) {
+TEST_F(SessionOperatorTest, EvictsIdleSessionsAndOnRequestPinnedOnes) {
   const std::string idle = Make(0, 3 * kRows);
   const std::string pinned = Make(0, kRows, true);
   const std::string used = Make(0, kRows);
@@ -130,12 +130,12 @@ TEST_F(SessionOperatorTest, EvictsIdleSessionsAndPinnedOnesIfAsked) {
   EXPECT_EQ(table_->EvictTenant(0, true).sessions, 0);
   EXPECT_EQ(table_->stats().evictions_operator, 3);
   EXPECT_EQ(table_->stats().evicted_bytes, 10 * kPageBytes);
-  // It can be filled again, and says until then how much is left.
+  // It can be filled again; until then it reports its remaining length.
   EXPECT_EQ(Hold(0, idle, 0, 3 * kRows, 1, table, false), nullptr);
   EXPECT_NE(Hold(0, idle, 0, 0, kRows, table, true), nullptr);
 }
 
-TEST_F(SessionOperatorTest, PagesThatOthersShareStay) {
+TEST_F(SessionOperatorTest, PagesSharedWithOtherSessionsStay) {
   const std::string origin = Make(0, 2 * kRows);
   const Result<SessionInfo> fork = table_->Fork(0, origin, std::nullopt);
   ASSERT_TRUE(fork.ok());
@@ -147,7 +147,7 @@ TEST_F(SessionOperatorTest, PagesThatOthersShareStay) {
   EXPECT_EQ(Length(0, fork->id), 2 * kRows);
 }
 
-TEST_F(SessionOperatorTest, BesideThreadsThatMakeUseAndFree) {
+TEST_F(SessionOperatorTest, OperatorCallsAreSafeBesideOtherThreads) {
   std::vector<std::thread> threads;
   std::atomic<int> working{3};
   std::atomic<int> next{0};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many sessions there may be and what their tables may take, where tenants share both.
+// The number of sessions and the memory of their tables, where tenants share both.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,17 +26,17 @@ using test::kShape;
 
 class SessionRoomTest : public test::TwoTenantsTest {};
 
-// Each tenant has 2 of 8 places alone, and 4 are in common.
-TEST_F(SessionRoomTest, EachTenantHasPlacesOfItsOwn) {
+// Two of the 8 places are reserved for each tenant, and 4 are common.
+TEST_F(SessionRoomTest, EachTenantHasReservedPlaces) {
   std::vector<CacheUse> uses;
   for (int n = 0; n < 6; ++n) uses.push_back({Make(0, 1, n == 0), 0, 1, ""});
   std::vector<PageNumber> pages(8);
-  const auto hold = table_->Hold(0, uses, 1);  // which may take its time
+  const auto hold = table_->Hold(0, uses, 1);  // running, for as long as it likes
   ASSERT_TRUE(hold.ok() && (*hold)->Reserve(pages.data(), 1).ok());
   const Status refused = Create(0).status();
   EXPECT_EQ(refused.code(), Code::kResourceExhausted);
-  EXPECT_THAT(refused.message(), HasSubstr("as there may be, 8 (max-sessions); the tenant has 6, "
-                                           "its own part is 2"));
+  EXPECT_THAT(refused.message(), HasSubstr("the limit on sessions is reached, 8 (max-sessions); "
+                                           "the tenant has 6, its reserved share is 2"));
   const std::string origin = Make(1, 1);
   EXPECT_TRUE(table_->Fork(1, origin, {}).ok());
   EXPECT_EQ(Create(1).status().code(), Code::kResourceExhausted);
@@ -66,7 +66,7 @@ TEST_F(SessionRoomTest, TheTablesMemoryIsBounded) {
   EXPECT_EQ(table_->table_bytes(), 0);
 }
 
-// Lists of pages that are much longer than what is left of them.
+// Page lists that are much longer than what remains of them.
 class LongListTest : public test::TwoTenantsTest {
  protected:
   static constexpr int64_t kMany = 1000;  // pages
@@ -85,14 +85,14 @@ class LongListTest : public test::TwoTenantsTest {
     EXPECT_TRUE(hold.ok() && (*hold)->Reserve(pages_.data(), kMany).ok());
     return *std::move(hold);
   }
-  // Beyond what the tables count, which is more than they need for the rest.
+  // Memory that the tables do not count; more than they need for the rest.
   static constexpr int64_t kSlackBytes = 4 * kMany * sizeof(PageNumber);
 
   test::TestArena many_{kMany * kPageBytes + kPageUnitBytes};
   std::vector<PageNumber> pages_ = std::vector<PageNumber>(kMany);
 };
 
-TEST_F(LongListTest, WhatIsCutOffIsNotKept) {
+TEST_F(LongListTest, ACutShrinksThePageList) {
   const std::string origin = Make(0);
   Reserve(origin, 0, kMany * kRows)->Commit();
   const int64_t before = table_->table_bytes();
@@ -107,7 +107,7 @@ TEST_F(LongListTest, WhatIsCutOffIsNotKept) {
   EXPECT_LE(heap.held_bytes(), table_->table_bytes() - before + kSlackBytes);
 }
 
-TEST_F(LongListTest, WhatIsEvictedIsNotKept) {
+TEST_F(LongListTest, AnEvictionShrinksThePageList) {
   const std::string origin = Make(0);
   Reserve(origin, 0, kMany * kRows)->Commit();
   const int64_t before = table_->table_bytes();
@@ -118,11 +118,11 @@ TEST_F(LongListTest, WhatIsEvictedIsNotKept) {
     if (n % 10 == 9) Reserve(origin, 0, kMany * kRows)->Commit();
   }
   EXPECT_EQ(table_->table_bytes(), before + 40 * FixedBytes(1));
-  // Evicting what is shared takes more for a moment.
+  // Evicting shared pages takes more for a moment.
   EXPECT_LE(heap.held_bytes(), 40 * FixedBytes(1) + 4 * kSlackBytes);
 }
 
-TEST_F(LongListTest, WhatIsReservedInVainIsNotKept) {
+TEST_F(LongListTest, AnUnusedReservationShrinksThePageList) {
   const int64_t before = table_->table_bytes();
   const test::HeapWatch heap;
   for (int n = 0; n < 80; ++n) Reserve(Make(0), 0, kMany * kRows)->End();
@@ -130,7 +130,7 @@ TEST_F(LongListTest, WhatIsReservedInVainIsNotKept) {
   EXPECT_LE(heap.held_bytes(), table_->table_bytes() - before + kSlackBytes);
 }
 
-TEST_F(LongListTest, ARefusedAppendKeepsNoList) {
+TEST_F(LongListTest, ARefusedAppendKeepsNoPageList) {
   std::vector<TenantBounds> bounds(2);
   bounds[0][Limit::kSessionMemory] = kPageBytes;
   limits_.Set(bounds);
@@ -145,7 +145,7 @@ TEST_F(LongListTest, ARefusedAppendKeepsNoList) {
   EXPECT_LE(heap.held_bytes(), table_->table_bytes() - before + kSlackBytes);
 }
 
-TEST_F(LongListTest, WhatAReaderKeepsIsAsLongAsWhatWasCutOff) {
+TEST_F(LongListTest, AReaderKeepsOnlyThePagesThatWereCutOff) {
   const std::string origin = Make(0);
   Reserve(origin, 0, kMany * kRows / 2)->Commit();
   std::vector<PageNumber> pages(kMany);
@@ -162,8 +162,8 @@ TEST_F(LongListTest, WhatAReaderKeepsIsAsLongAsWhatWasCutOff) {
   EXPECT_LE(heap.held_bytes(), kSlackBytes);
 }
 
-// In debug builds the audit takes most of the time, of both.
-TEST_F(SessionRoomTest, SessionsWhoseLeasesEndWhileTheyAreUsedKeepNobodyWaiting) {
+// In debug builds the audit takes most of the time in both cases.
+TEST_F(SessionRoomTest, ExpiredSessionsInUseDoNotSlowDownOtherCalls) {
   Start(TwoTenants(), 4000);
   std::vector<std::unique_ptr<CacheHold>> holds;
   for (int n = 0; n < 8; ++n) {
@@ -188,7 +188,7 @@ TEST_F(SessionRoomTest, SessionsWhoseLeasesEndWhileTheyAreUsedKeepNobodyWaiting)
   EXPECT_LT(least_time(), 10 * before);
 }
 
-TEST_F(SessionRoomTest, ATenantMayHaveALimitOfSessions) {
+TEST_F(SessionRoomTest, ATenantsLimitOfSessionsIsEnforced) {
   std::vector<TenantBounds> bounds(2);
   bounds[0][Limit::kSessions] = 2;
   limits_.Set(bounds);
@@ -208,8 +208,8 @@ TEST_F(SessionRoomTest, ATenantMayHaveALimitOfSessions) {
   EXPECT_EQ(limits_.use(0, Limit::kSessions).used, 0);
 }
 
-// Refusals are read by who is refused, and say nothing of others.
-TEST_F(SessionRoomTest, ARefusalTellsNothingOfOtherTenants) {
+// Refusals are read by the refused tenant, and must say nothing about others.
+TEST_F(SessionRoomTest, ARefusalRevealsNothingAboutOtherTenants) {
   SessionOptions options = TwoTenants();
   options.table_bytes_max = 4 * FixedBytes(1);
   Start(options);
@@ -222,10 +222,10 @@ TEST_F(SessionRoomTest, ARefusalTellsNothingOfOtherTenants) {
   Make(1);
   Make(1);
   const std::string of_two = refusal();
-  EXPECT_EQ(of_two, "there is no room for " + std::to_string(FixedBytes(1)) +
-                        " bytes more in the tables of sessions, which may have at most " +
+  EXPECT_EQ(of_two, "no room for " + std::to_string(FixedBytes(1)) +
+                        " more bytes in the session tables, which may have at most " +
                         std::to_string(4 * FixedBytes(1)) + " (memory-budget); the tenant's have " +
-                        std::to_string(2 * FixedBytes(1)) + ", its own part is " +
+                        std::to_string(2 * FixedBytes(1)) + ", its reserved share is " +
                         std::to_string(FixedBytes(1)));
 }
 

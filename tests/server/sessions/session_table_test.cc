@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Cases with names; random histories are in session_model_test.
+// Named cases; for random histories see session_model_test.
 
 #include "server/sessions/session_table.h"
 
@@ -20,7 +20,7 @@ namespace attend {
 namespace {
 
 constexpr int64_t kRows = 16;
-constexpr int64_t kPageBytes = 4096;  // the least: 16 rows of 1 head, D 8 in fp16 are smaller
+constexpr int64_t kPageBytes = 4096;  // the minimum: 16 rows of 1 head, D 8, in fp16 are smaller
 constexpr int64_t kSlabBytes = 4 * kPageBytes;
 constexpr int64_t kPages = 16;
 const LayerShape kShape{DType::kFloat16, 1, 8, 8};
@@ -68,47 +68,47 @@ class SessionTableTest : public ::testing::Test {
   std::unique_ptr<SessionTable> table_;
 };
 
-TEST_F(SessionTableTest, WhatNeverFitsEvictsNobody) {
+TEST_F(SessionTableTest, ARequestThatNeverFitsEvictsNothing) {
   const std::string idle = Make(0, 6 * kRows);
   const std::string needy = Make(0, kRows);
   const Status status = Append(0, needy, kRows, kPages * kRows);
-  EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.ToString();  // not: try again
+  EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.ToString();  // not retryable
   EXPECT_NE(status.message().find("sessions[0]: an append of 256 rows needs 17 pages of 4096"),
             std::string::npos)
       << status.message();
   EXPECT_EQ(Length(0, idle), 6 * kRows);
   EXPECT_EQ(table_->stats().evictions_own, 0);
-  // The largest claim that there is, too.
+  // Nor does the largest possible request.
   EXPECT_EQ(Append(0, needy, kRows, INT64_MAX).code(), Code::kInvalidArgument);
   EXPECT_EQ(Append(0, needy, kRows, kLengthMax).code(), Code::kInvalidArgument);
 }
 
-TEST_F(SessionTableTest, LookingTakesNothing) {
+TEST_F(SessionTableTest, AHoldAloneTakesNoPages) {
   const std::string idle = Make(0, 6 * kRows);
   const std::string needy = Make(0, 5 * kRows);
   const int64_t used = table_->memory(0).used_bytes;
   const CacheUse use{needy, 0, 5 * kRows, ""};
-  const auto hold = table_->Hold(0, {&use, 1}, 4 * kRows);  // would fit if `idle` lost some
+  const auto hold = table_->Hold(0, {&use, 1}, 4 * kRows);  // would fit if `idle` were evicted
   ASSERT_TRUE(hold.ok());
   EXPECT_EQ((*hold)->length_max(), 9 * kRows);
   EXPECT_EQ(table_->memory(0).used_bytes, used);
   EXPECT_EQ(Length(0, idle), 6 * kRows);
 }
 
-TEST_F(SessionTableTest, EvictsTheOneUsedLongestAgoFromItsEnd) {
+TEST_F(SessionTableTest, EvictsTheLeastRecentlyUsedFromItsEnd) {
   const std::string oldest = Make(0, 4 * kRows);
   const std::string older = Make(0, 4 * kRows);
   const std::string needy = Make(0, 4 * kRows);
   EXPECT_TRUE(Append(0, needy, 4 * kRows, 2 * kRows).ok());
   EXPECT_EQ(Length(0, oldest), 2 * kRows);
   EXPECT_EQ(Length(0, older), 4 * kRows);
-  // It is told how much is left, and appends the tail.
+  // Its client is told how much remains, and appends the tail.
   const Status status = Append(0, oldest, 4 * kRows, 1);
   EXPECT_EQ(status.code(), Code::kOutOfRange);
   EXPECT_NE(status.message().find("has 32 tokens"), std::string::npos) << status.message();
 }
 
-TEST_F(SessionTableTest, PinnedSessionsAndOthersWithinTheirPartLoseNothing) {
+TEST_F(SessionTableTest, PinnedSessionsAndTenantsWithinTheirPartLoseNothing) {
   const std::string pinned = Make(0, 5 * kRows, true);
   const std::string other = Make(1, 4 * kRows);  // exactly its part
   const std::string needy = Make(0, 7 * kRows);
@@ -117,7 +117,7 @@ TEST_F(SessionTableTest, PinnedSessionsAndOthersWithinTheirPartLoseNothing) {
   EXPECT_EQ(Length(1, other), 4 * kRows);
 }
 
-TEST_F(SessionTableTest, ATenantBeyondItsPartLosesWhatIsBeyond) {
+TEST_F(SessionTableTest, ATenantBeyondItsPartLosesOnlyTheExcess) {
   const std::string greedy = Make(1, 12 * kRows);
   const std::string needy = Make(0, 4 * kRows);
   EXPECT_TRUE(Append(0, needy, 4 * kRows, 4 * kRows).ok());
@@ -140,7 +140,7 @@ TEST_F(SessionTableTest, ALeaseEndsUnlessItIsUsed) {
   EXPECT_EQ(table_->stats().expired, 1);
 }
 
-TEST_F(SessionTableTest, WhatChangedSinceTheLookIsRefused) {
+TEST_F(SessionTableTest, AReservationIsRefusedIfTheSessionChangedSinceTheHold) {
   const std::string id = Make(0, 3 * kRows);
   const CacheUse use{id, 0, 3 * kRows, "one"};
   std::vector<PageNumber> table(8);
@@ -156,7 +156,7 @@ TEST_F(SessionTableTest, WhatChangedSinceTheLookIsRefused) {
   EXPECT_EQ(reserve(first), Code::kOk);
   EXPECT_EQ(reserve(again), Code::kUnavailable);  // under way
   (*first)->Commit();
-  EXPECT_EQ(reserve(again), Code::kUnavailable);  // made: a retry finds it
+  EXPECT_EQ(reserve(again), Code::kUnavailable);  // done: a retry finds it
   (*first)->End();
   const auto found = table_->Hold(0, {&shorter, 1}, 1);
   EXPECT_EQ((*found)->append_rows(), 0);
@@ -164,7 +164,7 @@ TEST_F(SessionTableTest, WhatChangedSinceTheLookIsRefused) {
   EXPECT_EQ(reserve(found), Code::kNotFound);
 }
 
-TEST_F(SessionTableTest, OthersGoOnWhileAForkIsCopied) {
+TEST_F(SessionTableTest, OtherCallsProceedWhileAForkIsCopied) {
   const std::string id = Make(0, kRows + 3);
   const std::string other = Make(0, 1);
   arena_.on_copy = [&] {
@@ -177,7 +177,7 @@ TEST_F(SessionTableTest, OthersGoOnWhileAForkIsCopied) {
   EXPECT_EQ(Length(0, id), kRows + 5);
 }
 
-TEST_F(SessionTableTest, AnOriginFreedWhileItIsForkedLeavesAWholeFork) {
+TEST_F(SessionTableTest, AForkIsCompleteAlthoughItsOriginIsFreedMeanwhile) {
   const std::string id = Make(0, kRows + 3);
   arena_.on_copy = [&] { EXPECT_TRUE(table_->Free(0, id).ok()); };
   const Result<SessionInfo> fork = table_->Fork(0, id, {});
@@ -185,7 +185,7 @@ TEST_F(SessionTableTest, AnOriginFreedWhileItIsForkedLeavesAWholeFork) {
   EXPECT_EQ(table_->memory(0).used_bytes, 2 * kPageBytes);
 }
 
-TEST_F(SessionTableTest, WhileATruncationCopiesAppendsWaitAndReadersGoOn) {
+TEST_F(SessionTableTest, AppendsWaitForATruncationAndReadersDoNot) {
   const std::string id = Make(0, kRows + 9);
   ASSERT_TRUE(table_->Fork(0, id, kRows + 9).ok());
   const CacheUse use{id, 0, kRows + 9, ""};
@@ -233,8 +233,8 @@ TEST_F(SessionTableTest, AForkWithoutALengthOfUnequalLayersIsRefused) {
   EXPECT_EQ(table_->Fork(0, id, {})->length, kRows + 3);
 }
 
-// A fork or a reader that comes while a truncation copies refers to pages that are then cut.
-TEST_F(SessionTableTest, WhatIsCutMeanwhileStaysAsItsReadersSawIt) {
+// A fork or reader that begins while a truncation copies refers to pages that are then cut.
+TEST_F(SessionTableTest, PagesCutDuringAReadStayUnchanged) {
   const LayerShape shapes[] = {kShape, kShape};
   const Result<SessionInfo> made =
       table_->Create(0, {0, {shapes[0], shapes[1]}, std::chrono::seconds(60)});
@@ -251,7 +251,7 @@ TEST_F(SessionTableTest, WhatIsCutMeanwhileStaysAsItsReadersSawIt) {
   };
   for (int64_t layer = 0; layer < 2; ++layer) hold(layer, 0, kRows + 9);
   holds.clear();
-  hold(0, kRows + 9, 0);  // layer 0 is read, so that there is something to copy
+  hold(0, kRows + 9, 0);  // layer 0 is being read, so that there is something to copy
   std::vector<PageNumber> read;
   arena_.on_copy = [&] { read = hold(1, kRows + 9, 0); };  // and now layer 1 too
   ASSERT_TRUE(table_->Truncate(0, id, kRows + 2).ok());
@@ -261,8 +261,8 @@ TEST_F(SessionTableTest, WhatIsCutMeanwhileStaysAsItsReadersSawIt) {
   EXPECT_NE(written[1], read[1]);
 }
 
-// Not with those that came later: others would wait for them in vain.
-TEST_F(SessionTableTest, WhatIsCutGoesWithTheReadersThatCameBefore) {
+// They do not wait for readers that came later: others would wait for them in vain.
+TEST_F(SessionTableTest, CutPagesAreFreedWithTheReadersThatBeganBefore) {
   const std::string id = Make(0, 6 * kRows);
   const auto pages = [&] { return table_->memory(0).used_bytes / kPageBytes; };
   std::list<std::vector<PageNumber>> tables;  // outlive the holds
@@ -277,7 +277,7 @@ TEST_F(SessionTableTest, WhatIsCutGoesWithTheReadersThatCameBefore) {
   ASSERT_TRUE(table_->Truncate(0, id, 4 * kRows).ok());
   std::unique_ptr<CacheHold> third = read(4 * kRows);
   ASSERT_TRUE(table_->Truncate(0, id, 3 * kRows).ok());
-  ASSERT_TRUE(table_->Truncate(0, id, kRows).ok());  // nobody came in between
+  ASSERT_TRUE(table_->Truncate(0, id, kRows).ok());  // no reader began in between
   std::unique_ptr<CacheHold> fourth = read(kRows);
   EXPECT_EQ(pages(), 6);
   second->End();
@@ -292,7 +292,7 @@ TEST_F(SessionTableTest, WhatIsCutGoesWithTheReadersThatCameBefore) {
   EXPECT_EQ(pages(), 0);
 }
 
-TEST_F(SessionTableTest, IdleForksGiveTheirSharedPages) {
+TEST_F(SessionTableTest, SharedPagesOfIdleForksAreEvicted) {
   const std::string id = Make(0, 8 * kRows);
   ASSERT_TRUE(table_->Fork(0, id, {}).ok());
   const std::string needy = Make(0, kRows);
@@ -300,7 +300,7 @@ TEST_F(SessionTableTest, IdleForksGiveTheirSharedPages) {
   EXPECT_EQ(Length(0, id), 5 * kRows);
 }
 
-TEST_F(SessionTableTest, AnAppendThatIsAskedForAgainAfterAnEvictionIsToldWhatIsLeft) {
+TEST_F(SessionTableTest, AnAppendRetriedAfterAnEvictionIsToldTheRemainingLength) {
   const std::string id = Make(0, 0);
   const CacheUse use{id, 0, 0, "prompt"};
   std::vector<PageNumber> table(8);
@@ -314,7 +314,7 @@ TEST_F(SessionTableTest, AnAppendThatIsAskedForAgainAfterAnEvictionIsToldWhatIsL
   EXPECT_EQ(table_->Hold(0, {&use, 1}, 8 * kRows).status().code(), Code::kOutOfRange);
 }
 
-TEST_F(SessionTableTest, ATruncationThatTakesNothingAwayForgetsNothing) {
+TEST_F(SessionTableTest, ATruncationToTheCurrentLengthKeepsRetriesRecognised) {
   const std::string id = Make(0, 0);
   const CacheUse use{id, 0, 0, "one"};
   std::vector<PageNumber> table(1);
@@ -329,7 +329,7 @@ TEST_F(SessionTableTest, ATruncationThatTakesNothingAwayForgetsNothing) {
   EXPECT_EQ((*again)->append_rows(), 0);
 }
 
-TEST_F(SessionTableTest, WhatIsTruncatedIsSharedUntilTheEnd) {
+TEST_F(SessionTableTest, APageBeingTruncatedCountsAsSharedUntilTheEnd) {
   const std::string id = Make(0, 3 * kRows);
   const std::string fork = table_->Fork(0, id, {})->id;
   arena_.on_copy = [&] {
@@ -343,7 +343,7 @@ TEST_F(SessionTableTest, WhatIsTruncatedIsSharedUntilTheEnd) {
 }
 
 // All sequences of a request are appended to, or none.
-TEST_F(SessionTableTest, SequencesThatWereAppendedToInPartAreRefused) {
+TEST_F(SessionTableTest, ARetryOfAPartlyDoneAppendIsRefused) {
   const std::string one = Make(0, 0), two = Make(0, 0);
   const auto use = [](const std::string& id) { return CacheUse{id, 0, 0, "same"}; };
   std::vector<PageNumber> table(2);
@@ -358,17 +358,17 @@ TEST_F(SessionTableTest, SequencesThatWereAppendedToInPartAreRefused) {
   EXPECT_EQ(Length(0, two), 0);
 }
 
-TEST_F(SessionTableTest, TheDeviceWithMostMemoryLeft) {
+TEST_F(SessionTableTest, ChoosesTheDeviceWithMostFreeMemory) {
   EXPECT_EQ(table_->ChooseDevice({true, true, true}), 1);
   EXPECT_EQ(table_->ChooseDevice({true, false, true}), 0);
-  EXPECT_EQ(table_->ChooseDevice({false, false, true}), -1);  // it has none
+  EXPECT_EQ(table_->ChooseDevice({false, false, true}), -1);  // it has no memory for sessions
   const Result<SessionInfo> there = table_->Create(0, {1, {kShape}});
   ASSERT_TRUE(there.ok());
   ASSERT_TRUE(Append(0, there->id, 0, 20 * kRows).ok());
   EXPECT_EQ(table_->ChooseDevice({true, true, true}), 0);
 }
 
-TEST_F(SessionTableTest, AsManySessionsAsThereMayBe) {
+TEST_F(SessionTableTest, TheNumberOfSessionsIsBounded) {
   for (int n = 0; n < 6; ++n) Make(0, 1);
   const Status one_more = table_->Create(0, {0, {kShape}}).status();
   EXPECT_EQ(one_more.code(), Code::kResourceExhausted);

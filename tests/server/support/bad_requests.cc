@@ -150,7 +150,8 @@ std::vector<BadRequest> BadBytes() {
        [](auto& r) {
          v1::Tensor::GetReflection()->MutableUnknownFields(r.mutable_k())->AddVarint(7, 1);
        },
-       {"k.source is field 7, this server knows inline_bytes, chunked and shared_memory"},
+       {"k.source is field 7, but this server supports only inline_bytes, chunked and "
+        "shared_memory"},
        StatusCode::UNIMPLEMENTED},
   };
 }

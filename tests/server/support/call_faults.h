@@ -12,13 +12,13 @@
 
 namespace attend::test {
 
-// The calls of one entry point, counted, and which of them fail with what. Not thread-safe.
+// Counts the calls of one entry point, and fails chosen ones. Not thread-safe.
 class CallFaults {
  public:
   // The N-th call from now (1 = the next) fails.
   void FailNth(int n, Status status) { planned_[calls_ + n] = std::move(status); }
   void Forget() { planned_.clear(); }
-  // One more call: what it is to return.
+  // Counts a call and returns its status.
   Status Next() {
     const auto found = planned_.find(++calls_);
     return found == planned_.end() ? Status() : found->second;

@@ -88,7 +88,7 @@ int NameOf(const v1::AttendRequest& request, int i) {
   return v1::TENSOR_NAME_Q + i + (behind_bias ? 1 : 0);
 }
 
-// The tensor of an answer; null if it has none of that name.
+// The answer's tensor of this name; null if there is none.
 const v1::Tensor* TensorOf(const v1::AttendResponse& response, v1::TensorName name) {
   const v1::Gradients& g = response.gradients();
   const std::map<v1::TensorName, std::pair<bool, const v1::Tensor*>> tensors = {
@@ -171,7 +171,7 @@ ChunkedOutcome AttendOverStreams(const TestServer& server, const v1::AttendReque
                                  int streams, int64_t chunk_bytes_max, uint64_t seed) {
   std::mt19937_64 random(seed);
   const std::vector<Chunk> chunks = CutToChunks(request, chunk_bytes_max, random);
-  if (chunks.empty()) streams = 1;  // over before another could join
+  if (chunks.empty()) streams = 1;  // over before another stream could join
   std::vector<std::unique_ptr<ChunkedStreamClient>> clients;
   ChunkedOutcome outcome;
   outcome.statuses.resize(static_cast<size_t>(streams));

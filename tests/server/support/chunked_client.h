@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A client of AttendChunked on generated classes: single streams whose every message the test
-// chooses, and whole requests over several of them.
+// chooses, and whole requests over several streams.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace attend::test {
 
-// One stream on a connection of its own. One thread writes, one reads.
+// One stream on its own connection. One thread writes, one reads.
 class ChunkedStreamClient {
  public:
   explicit ChunkedStreamClient(const TestServer& server,
@@ -30,10 +30,10 @@ class ChunkedStreamClient {
   bool SendChunk(int tensor, uint64_t offset, const std::string& data);
   bool Send(const v1::AttendChunkedRequest& message) { return stream_->Write(message); }
   bool HalfClose() { return stream_->WritesDone(); }
-  // The next message, which must be there.
+  // Reads the next message, which must exist.
   v1::AttendChunkedResponse Receive();
   bool Receive(v1::AttendChunkedResponse* message) { return stream_->Read(message); }
-  // Reads what there is, then the status.
+  // Reads the remaining messages, then the status.
   grpc::Status Finish();
   void Cancel() { context_.TryCancel(); }
   int PushbackMs() const;
@@ -53,15 +53,16 @@ struct Chunk {
 
 // The request without its bytes.
 v1::AttendRequest ChunkedHeader(const v1::AttendRequest& request);
-// Its bytes in pieces of random sizes up to `bytes_max`, in random order.
+// Its bytes in chunks of random sizes up to `bytes_max`, in random order.
 std::vector<Chunk> CutToChunks(const v1::AttendRequest& request, int64_t bytes_max,
                                std::mt19937_64& random);
 
-// An answer put together from what several streams read. Thread-safe.
+// An answer assembled from several streams. Thread-safe.
 class AnswerBuilder {
  public:
   void Add(const v1::AttendChunkedResponse& message);
-  // As a unary call would have brought it. Faults, such as bytes that came twice, to `fault`.
+  // The answer as a unary call would return it. Faults, such as duplicate bytes, are written to
+  // `fault`.
   v1::AttendResponse Build(std::string* fault);
 
  private:
@@ -71,11 +72,11 @@ class AnswerBuilder {
   std::vector<Chunk> chunks_;
 };
 
-// Sends `request` over that many streams and waits for all of them.
+// Sends `request` over several streams and waits for all of them.
 struct ChunkedOutcome {
   std::vector<grpc::Status> statuses;  // of each stream, the first one first
   v1::AttendResponse response;
-  std::string token;  // empty if there was no grant
+  std::string token;  // empty without a grant
   std::string fault;
   bool ok() const;
 };

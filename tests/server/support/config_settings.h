@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Settings that take a value: for each, one that is taken and one that is refused.
+// Settings with a value: for each, an accepted value and a refused one.
 
 #pragma once
 
@@ -16,9 +16,9 @@ struct Setting {
   std::string flag;
   std::string text;  // as written
   std::function<bool(const Config&)> holds;
-  std::string bad;                       // a value that is refused; empty: all are taken
+  std::string bad;                       // a value that is refused; empty: all are accepted
   std::vector<std::string> beside = {};  // flags without which it is refused
-  std::string variable = {};             // of the environment; empty: ATTEND_ and the flag
+  std::string variable = {};             // environment variable; empty: ATTEND_ and the flag
 };
 
 std::vector<Setting> Settings();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The parts of a server that calls use, around an engine on devices that the test holds.
+// The parts of a server that calls use, around an engine on devices that the test controls.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A server whose devices take memory that clients lend: fakes, whose memory is the test's own.
+// A server whose devices import memory that clients lend: fakes, whose memory belongs to the test.
 
 #pragma once
 
@@ -16,7 +16,7 @@ namespace attend {
 
 class CudaIpcTest : public SharedMemoryTest {
  protected:
-  ~CudaIpcTest() override { server_.reset(); }  // before the memory that it has imported
+  ~CudaIpcTest() override { server_.reset(); }  // destroyed before the memory that it has imported
 
   void StartIpc(const std::function<void(Config&)>& change = {}, int devices = 1) {
     Start(
@@ -27,7 +27,7 @@ class CudaIpcTest : public SharedMemoryTest {
         devices);
   }
 
-  // An allocation on a device, that any client may lend.
+  // An allocation on a device that any client may lend.
   struct Allocation {
     std::string handle;
     char* data = nullptr;
@@ -50,7 +50,7 @@ class CudaIpcTest : public SharedMemoryTest {
     lent.set_bytes(bytes);
     return lent;
   }
-  // The whole of an allocation, or a part.
+  // A whole allocation, or a part of it.
   std::unique_ptr<test::MappedRegion> Lend(test::RegionClient& client, const Allocation& of,
                                            int64_t offset = 0, const std::string& event = "") {
     v1::ImportCudaMemory lent =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An engine on devices that the test holds in its hand, and a responder that keeps what ended.
+// An engine on devices that the test controls, and a responder that keeps ended requests.
 
 #pragma once
 
@@ -20,13 +20,13 @@
 
 namespace attend {
 
-// Keeps finished requests; a second end of the same id is a failure.
+// Keeps finished requests; a second end of the same id fails the test.
 class Collector final : public Responder {
  public:
   void Finish(std::unique_ptr<Request> request) override {
     std::lock_guard lock(mutex_);
     const uint64_t id = request->id;
-    // The answers lie in the test's own memory; blocks must not outlive the engine's pool.
+    // Answers are in the test's memory; blocks must not outlive the engine's pool.
     request->source = {};
     request->input.Release();
     request->output.Release();
@@ -63,7 +63,7 @@ class EngineTest : public ::testing::Test {
     options_.memory_budget_bytes = 1 << 20;
   }
 
-  // Not in the destructor: requests may still end at what derived tests have as members.
+  // Not in the destructor: requests may still end in members of derived tests.
   void TearDown() override {
     for (test::FakeBackend* device : devices_) {
       device->Release();
@@ -112,7 +112,7 @@ class EngineTest : public ::testing::Test {
     return NewRequest(test::MakeSpec(1, 2, 1, 70, 70, 16, 16));
   }
 
-  // Admits and submits; the contract of Submit is checked wherever a test submits.
+  // Admits and submits a request, and checks the contract of Submit.
   Status Submit(std::unique_ptr<Request> request) {
     Result<Admission> admission =
         engine_->Admit(request->attention.problem, request->kernel, 4096, 1024, request->tenant);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two tenants whose sessions share pages, and are used by requests that run.
+// Two tenants whose sessions share pages and are used by running requests.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace attend::test {
 
-// Each tenant has 4 of 16 pages alone, and 8 are in common.
+// Each tenant has 4 of the 16 pages reserved; 8 are common.
 class EvictionTest : public test::TwoTenantsTest {
  protected:
   std::string Fork(int tenant, const std::string& id, int64_t tokens, int64_t more = 0) {
@@ -25,7 +25,7 @@ class EvictionTest : public test::TwoTenantsTest {
     EXPECT_TRUE(more == 0 || Append(tenant, fork->id, tokens, more).ok());
     return fork->id;
   }
-  // The hold of a request that runs.
+  // The hold of a running request.
   std::unique_ptr<CacheHold> Run(int tenant, const std::string& id, int64_t length,
                                  int64_t rows = 0) {
     const CacheUse use{id, 0, length, "append"};
@@ -36,7 +36,7 @@ class EvictionTest : public test::TwoTenantsTest {
     EXPECT_TRUE(status.ok()) << status.ToString();
     return *std::move(hold);
   }
-  // Does not use it.
+  // Without using the session.
   int64_t Length(int tenant, const std::string& id) {
     for (const SessionInfo& info : table_->List(tenant, "", 100).sessions) {
       if (info.id == id) return info.length;

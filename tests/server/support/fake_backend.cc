@@ -207,7 +207,7 @@ void FakeBackend::PassGate(const std::vector<WorkItem>& items) {
     return honours_stops_ && std::all_of(items.begin(), items.end(),
                                          [](const WorkItem& item) { return Stopped(item.stop); });
   };
-  // Nobody tells of a stop flag.
+  // A stop flag is not signalled, so it is polled.
   while (!open() && !stopped()) {
     changed_.wait_for(lock, std::chrono::milliseconds(honours_stops_ ? 1 : 1000), open);
   }

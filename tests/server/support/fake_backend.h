@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A device for tests: it computes with the double-precision reference, when the test lets it. A
-// test can hold batches at a gate, let the N-th call of every entry point fail, lose the device and
+// A device for tests: computes with the double-precision reference, when the test allows it. A test
+// can hold batches at a gate, let the N-th call of every entry point fail, lose the device and
 // plant faults in O. Every lane has one thread, which computes what its submitter does not poll;
-// all controls may be called from any thread. Host memory that was not given back when the device
-// goes is a failure of the test.
+// all controls may be called from any thread. Host memory still held when the device is destroyed
+// fails the test.
 
 #pragma once
 
@@ -40,7 +40,7 @@ class FakeBackend final : public Backend {
   DeviceMemoryUse memory_use() const override;
   // One at a time.
   Result<std::unique_ptr<DeviceArena>> MakeArena(int64_t bytes) override;
-  // Their memory is said not to be the host's, though it is.
+  // Reports session memory as not the host's, although it is.
   void MakeArenasFar() { arenas_on_host_ = false; }
   TestArena& arena() { return *arena_; }
   bool Gathers() const override { return gathers_; }
@@ -50,63 +50,62 @@ class FakeBackend final : public Backend {
 
   // Replaces the reference, for instance by something that takes no time. Before the first batch.
   void SetCompute(Compute compute);
-  // From now on items are computed in copies of their spans, as a GPU does. Before the first batch.
+  // Items are computed in copies of their spans, as on a GPU. Before the first batch.
   void MoveSpans();
   // The same, and items' inputs may be gathered. Before the server starts.
   void GatherSpans();
   void StopGathering() { gathers_ = false; }
-  int64_t gathered_items() const;  // computed so
-  // From now on items for which `cut` is true count as computed in `parts` parts. Before the first
-  // batch.
+  int64_t gathered_items() const;  // items computed so
+  // Items for which `cut` is true count as computed in `parts` parts. Before the first batch.
   void CutItems(std::function<bool(const Problem&)> cut, int64_t parts);
   void SetMemoryUse(const DeviceMemoryUse& use);
-  // The device has stagings. Before anything else.
+  // Gives the device staging memory. Before anything else.
   void AddStaging() { stream_ = std::make_unique<FakeStream>(); }
   FakeStream& staging() { return *stream_; }
   // Changes an item's output after it was computed.
   void Corrupt(Compute corrupt);
 
-  // Makes the device one that takes other processes' memory; before the server starts. Its memory
-  // is the test's own, which it lends by handles of any bytes: nothing may be imported when the
-  // device goes.
+  // The device imports other processes' memory; before the server starts. The memory is the test's
+  // own, lent under handles of arbitrary bytes. Nothing may be imported when the device is
+  // destroyed.
   void SetUuid(std::string uuid) { info_.uuid = std::move(uuid); }
   void Lend(const std::string& handle, const ImportedMemory& memory);
   // An event that is reached when the test says so.
   void LendEvent(const std::string& handle);
   void Reach(const std::string& handle);
-  int64_t imported() const;  // memory and events now
-  // Imports are refused with this from now on, until a good status.
+  int64_t imported() const;  // memory and events imported now
+  // Imports are refused with this status, until an OK status is set.
   void RefuseImports(Status status);
   Result<ImportedMemory> ImportMemory(std::string_view handle) override;
   void ReleaseMemory(char* data) override;
   Result<std::unique_ptr<DeviceEvent>> ImportEvent(std::string_view handle) override;
 
-  // Items whose stop flag is set end with CANCELLED, and do not wait at the gate for it. Before the
-  // first batch.
+  // Items whose stop flag is set end with CANCELLED, and do not wait at the gate. Before the first
+  // batch.
   void HonourStops() { honours_stops_ = true; }
 
-  // From now on accepted batches wait at the gate, before they compute.
+  // Accepted batches wait at the gate before they compute.
   void Hold();
   void Release();     // opens the gate for good
   void ReleaseOne();  // lets one batch pass a closed gate
 
-  // The N-th call from now (1 = the next) of these fails with `status`.
+  // The N-th call from now (1 = the next) fails with `status`.
   void FailSubmit(int n, Status status);    // nothing starts
-  void FailItem(int n, Status status);      // its batch otherwise well
-  void FailBatch(int n, Status status);     // started, and all its items end so
+  void FailItem(int n, Status status);      // the rest of its batch succeeds
+  void FailBatch(int n, Status status);     // started, and all its items end with the status
   void FailAllocate(int n, Status status);  // of host memory
   void FailRegister(int n, Status status);  // of the caller's pages
   void FailMakeLane(int n, Status status);
   void FailImportMemory(int n, Status status);  // nothing is imported
   void FailImportEvent(int n, Status status);
-  // The N-th batch from now, and whatever comes later, ends with device_lost, and with UNAVAILABLE
-  // or what the test says: a GPU says INTERNAL of the batch that finds it lost.
+  // The N-th batch from now and all later ones end with device_lost, and with UNAVAILABLE or the
+  // given status: a GPU reports INTERNAL for the batch during which it is lost.
   void LoseDevice(int n = 1);
   void LoseDevice(int n, Status found);
-  // Faults that were not met are met no more.
+  // Removes faults that have not been reached.
   void ForgetFaults();
 
-  // Calls since the start, failed ones too.
+  // Calls since the start, including failed ones.
   struct Calls {
     int64_t submit = 0;
     int64_t item = 0;
@@ -122,7 +121,7 @@ class FakeBackend final : public Backend {
   std::vector<int64_t> batch_sizes() const;
   // Waits until that many batches were accepted since the start.
   void WaitForBatches(int64_t count) const;
-  // Waits until that many batches stand at the gate.
+  // Waits until that many batches are at the gate.
   void WaitForWaiting(int64_t count) const;
 
  private:
@@ -133,7 +132,7 @@ class FakeBackend final : public Backend {
   friend class FakeAllocator;
 
   Status Accept(int64_t items);  // counts a submission, or refuses it
-  Status AcceptAllocation();     // the same of host memory
+  Status AcceptAllocation();     // the same for host memory
   Status AcceptRegistration();
   Status LostStatus() const;
   bool GateIsClosed() const;
@@ -144,7 +143,7 @@ class FakeBackend final : public Backend {
 
   DeviceInfo info_;
   bool arenas_on_host_ = true;
-  TestArena* arena_ = nullptr;  // the last that was made
+  TestArena* arena_ = nullptr;  // the newest one
   std::unique_ptr<FakeStream> stream_;
   std::unique_ptr<FakeAllocator> allocator_;
   mutable std::mutex mutex_;

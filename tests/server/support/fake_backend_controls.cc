@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The controls of a FakeBackend, and questions about it.
+// The controls of a FakeBackend, and its counters.
 
 #include <utility>
 

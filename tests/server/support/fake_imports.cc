@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a FakeBackend imports: memory and events of other processes, which are the test's own.
+// Imports of a FakeBackend: memory and events of other processes, which here belong to the test.
 
 #include <gtest/gtest.h>
 

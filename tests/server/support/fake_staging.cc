@@ -18,7 +18,7 @@ constexpr uintptr_t kAlignment = 256;
 
 }  // namespace
 
-// Copies hold it too, so that it is there when they are done.
+// Held by copies too, so that it outlives them.
 struct FakeStream::Event final : DeviceEvent {
   std::mutex mutex;
   std::condition_variable changed;
@@ -41,7 +41,7 @@ class FakeStream::FakeStaging final : public Staging {
         event_(std::make_shared<Event>()) {}
 
   ~FakeStaging() override {
-    // In the stream's order: what was enqueued still uses both.
+    // In stream order: work enqueued earlier still uses both.
     stream_.Enqueue([&stream = stream_, bytes = host_.bytes, memory = std::move(memory_),
                      owner = std::move(owner_)]() mutable {
       memory.reset();
@@ -63,7 +63,7 @@ class FakeStream::FakeStaging final : public Staging {
     EXPECT_GE(offset, 0);
     EXPECT_LE(offset, host_.bytes - bytes);
     const char* const from = static_cast<const char*>(host_.data) + offset;
-    // The device must read later what was complete now.
+    // Bytes complete now are read by the device later.
     std::string now(from, static_cast<size_t>(bytes));
     stream_.Enqueue([memory = memory_, from, offset, now = std::move(now)] {
       EXPECT_EQ(std::memcmp(from, now.data(), now.size()), 0) << "changed while it was copied";
@@ -214,7 +214,7 @@ void FakeStream::Run() {
     working_ = true;
     lock.unlock();
     work();
-    work = nullptr;  // what it held goes before it counts as done
+    work = nullptr;  // its resources are freed before it counts as done
     lock.lock();
     working_ = false;
   }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stagings of a fake device: memory of their own, filled by one thread that does what was enqueued
-// in order, as a GPU's stream does. A test can hold that thread, and let the N-th call of every
-// entry point fail. A byte that is copied twice, or before it is there, fails the test, and so does
-// memory of the device or the host that is still held when the device goes.
+// Staging of a fake device: its own memory, filled by one thread that processes work in the order
+// it was enqueued, like a GPU's stream. A test can hold that thread, and let the N-th call of every
+// entry point fail. A byte that is copied twice, or before it has arrived, fails the test; so does
+// device or host memory still held when the device is destroyed.
 
 #pragma once
 
@@ -24,21 +24,21 @@ namespace attend::test {
 class FakeStream {
  public:
   FakeStream() : thread_([this] { Run(); }) {}
-  ~FakeStream();  // does what was enqueued first
+  ~FakeStream();  // processes work in the order it was enqueued
 
   Result<std::unique_ptr<Staging>> MakeStaging(const HostSpan& host, std::shared_ptr<void> owner);
 
-  // From now on what is enqueued waits.
+  // Work enqueued after this waits.
   void Hold();
   void Release();
-  // The N-th call from now (1 = the next) of these fails with `status`.
+  // The N-th call from now (1 = the next) fails with `status`.
   void FailMake(int n, Status status);
   void FailCopy(int n, Status status);
   void FailFinish(int n, Status status);
   void ForgetFaults();
 
   struct Counts {
-    int64_t makes = 0;  // calls, failed ones too
+    int64_t makes = 0;  // calls, including failed ones
     int64_t copies = 0;
     int64_t finishes = 0;
     int64_t device_bytes = 0;  // held now
@@ -46,9 +46,9 @@ class FakeStream {
   };
   Counts counts() const;
 
-  // Whether it is of such a stream.
+  // Whether the range belongs to such a stream.
   static bool Knows(const DeviceEvent* event);
-  // Waits for what `event`, one of this stream's, stands for.
+  // Waits for the work that `event`, one of this stream's, stands for.
   static Status WaitFor(const DeviceEvent* event);
 
  private:
@@ -68,7 +68,7 @@ class FakeStream {
   CallFaults makes_;
   CallFaults copies_;
   CallFaults finishes_;
-  std::thread thread_;  // last: it uses the rest
+  std::thread thread_;  // last: its thread uses the other members
 };
 
 }  // namespace attend::test

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// attend-server over devices that are not real, for what no test can do to real ones:
+// attend-server on fake devices, for faults that tests cannot cause on real ones:
 //
 //   ATTEND_FAULT=lose|corrupt|left-out|stuck attend-faulty-server FLAGS
 //
-// lose: of two devices, one is lost at its first batch. corrupt: answers are wrong. left-out: a
-// GPU was found that could not be used. stuck: a thread that logs a failed request stands still
-// until SIGUSR1 comes. It serves until it is killed.
+// lose: of two devices, one is lost at its first batch. corrupt: answers are wrong. left-out: a GPU
+// was found that could not be used. stuck: a thread that logs a failed request blocks until SIGUSR1
+// arrives. It serves until it is killed.
 
 #include <signal.h>
 #include <spdlog/sinks/base_sink.h>
@@ -33,7 +33,7 @@ int Fail(const Status& status) {
 
 std::atomic<bool> released{false};
 
-// In the place of the server's own, which no thread waits for.
+// Replaces the server's own sink, which no thread waits for.
 class StuckLog final : public spdlog::sinks::sink {
  public:
   void log(const spdlog::details::log_msg& message) override {

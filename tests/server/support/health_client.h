@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clients of grpc.health.v1 and of server reflection, by hand: Debian ships no generated classes
-// for either, and their messages are two fields long.
+// Clients of grpc.health.v1 and of server reflection, written by hand: Debian ships no generated
+// classes for either, and their messages have two fields.
 
 #pragma once
 
@@ -19,7 +19,8 @@ enum class Health { kUnknown = 0, kServing = 1, kNotServing = 2, kServiceUnknown
 
 Health CheckHealth(const std::shared_ptr<grpc::Channel>& channel, const std::string& service);
 
-// A stream whose methods wait for their end. `method` takes one message and answers with many.
+// A stream whose methods block until they are done. `method` takes one message and answers with
+// many.
 class BytesStream {
  public:
   BytesStream(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes of HTTP/2 by hand, right and wrong: no library keeps a test from writing what a client may
-// not send.
+// HTTP/2 bytes written by hand, valid and invalid: a library would refuse to send what a client
+// must not send.
 
 #pragma once
 
@@ -16,14 +16,14 @@ namespace attend::http2 {
 
 inline constexpr std::string_view kPreface = NGHTTP2_CLIENT_MAGIC;
 
-// A number in `bytes` bytes, the high byte first.
+// A number in `bytes` bytes, big-endian.
 inline std::string Number(uint64_t value, int bytes) {
   std::string text;
   for (int i = bytes - 1; i >= 0; --i) text += static_cast<char>(value >> (8 * i));
   return text;
 }
 
-// A frame's head says that `length` bytes follow.
+// A frame header that announces `length` bytes.
 inline std::string Head(size_t length, uint8_t type, uint8_t flags, uint32_t id) {
   return Number(length, 3) + static_cast<char>(type) + static_cast<char>(flags) + Number(id, 4);
 }
@@ -48,7 +48,7 @@ inline std::string Reset(uint32_t id, uint32_t error = NGHTTP2_CANCEL) {
   return Frame(NGHTTP2_RST_STREAM, 0, id, Number(error, 4));
 }
 
-// RFC 7541, 5.1: an integer whose first byte has `bits` for it, after `first`.
+// RFC 7541, 5.1: an integer in a prefix of `bits` bits, with `first` as the bits above it.
 inline std::string Integer(uint64_t value, int bits, uint8_t first = 0) {
   const uint64_t most = (uint64_t{1} << bits) - 1;
   if (value < most) return {static_cast<char>(first | value)};
@@ -57,15 +57,15 @@ inline std::string Integer(uint64_t value, int bits, uint8_t first = 0) {
   return text += static_cast<char>(value);
 }
 inline std::string Text(std::string_view text) { return Integer(text.size(), 7).append(text); }
-// A header as its two texts, which no table keeps.
+// A literal header that is not indexed.
 inline std::string Field(std::string_view name, std::string_view value) {
   return std::string(1, '\0') + Text(name) + Text(value);
 }
-// A header by its number in the tables.
+// A header by its index in the tables.
 inline std::string Indexed(uint64_t index) { return Integer(index, 7, 0x80); }
 inline std::string TableSize(uint64_t bytes) { return Integer(bytes, 5, 0x20); }
 
-// Those that every request has.
+// The headers that every request has.
 inline std::string Fields() {
   return Indexed(3) + Indexed(6) + Field(":path", "/a.B/C") + Field(":authority", "test") +
          Field("content-type", "application/grpc") + Field("te", "trailers");
@@ -83,7 +83,7 @@ inline std::string Headers(uint32_t id, std::string_view block,
 inline std::string Continuation(uint32_t id, std::string_view block, uint8_t flags = kEndHeaders) {
   return Frame(NGHTTP2_CONTINUATION, flags, id, block);
 }
-// A request that is not over, and one that is.
+// A request that stays open, and one that ends.
 inline std::string Open(uint32_t id) { return Headers(id, Fields(), kEndHeaders); }
 inline std::string Whole(uint32_t id) { return Headers(id, Fields()); }
 

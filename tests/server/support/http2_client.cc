@@ -126,7 +126,7 @@ Http2Client::Http2Client(bool grants_windows) {
   nghttp2_session_callbacks_set_on_stream_close_callback(calls, Callbacks::OnClose);
   nghttp2_session_callbacks_set_select_padding_callback(calls, Callbacks::Padding);
   nghttp2_option_set_no_auto_window_update(option, grants_windows ? 0 : 1);
-  nghttp2_option_set_no_http_messaging(option, 1);  // so that it may send what is wrong
+  nghttp2_option_set_no_http_messaging(option, 1);  // so that it may send invalid frames
   nghttp2_session_client_new2(&session_, calls, this, option);
   nghttp2_session_callbacks_del(calls);
   nghttp2_option_del(option);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A client of gRPC on libnghttp2, without a socket: bytes in, bytes out. It keeps whatever it is
-// answered, and sends frames that a client of gRPC would not.
+// A gRPC client on libnghttp2, without a socket: bytes in, bytes out. It keeps all answers, and can
+// send frames that a gRPC client would not send.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace attend {
 
-// Its five bytes and the message.
+// A message with its five-byte prefix.
 std::string Framed(std::string_view message, bool compressed = false);
 
 class Http2Client {
@@ -31,9 +31,9 @@ class Http2Client {
     bool closed = false;
     uint32_t error = 0;
 
-    // The messages without their five bytes.
+    // The messages without their prefixes.
     std::vector<std::string> Messages() const;
-    // The number of grpc-status, wherever it came; -1: none.
+    // The value of grpc-status, from headers or trailers; -1: none.
     int Status() const;
     std::string Message() const;
   };
@@ -43,9 +43,9 @@ class Http2Client {
   Http2Client(const Http2Client&) = delete;
   Http2Client& operator=(const Http2Client&) = delete;
 
-  // A POST of that path with the headers that gRPC's clients send, and more.
+  // A POST of that path with the headers that gRPC's clients send, and `more`.
   int32_t Begin(std::string_view path, const Headers& more = {}, bool ends = false);
-  // A request of those headers alone.
+  // A request with exactly these headers.
   int32_t BeginAs(const Headers& headers, bool ends = false);
   void Send(int32_t id, std::string_view bytes, bool ends = false);
   void SendMessage(int32_t id, std::string_view message, bool ends = true) {
@@ -54,19 +54,19 @@ class Http2Client {
   void Reset(int32_t id, uint32_t error = NGHTTP2_CANCEL);
   void Ping();
   void Grant(int32_t id, int32_t bytes);
-  // Its frames of data and headers have so much padding each from now on.
+  // DATA and HEADERS frames have this much padding from now on.
   void Pad(size_t bytes) { padding_bytes_ = bytes; }
 
   // The bytes that it has to send now.
   std::string Output();
-  // False: it is no HTTP/2.
+  // False: the bytes are not HTTP/2.
   bool Receive(std::string_view bytes);
 
   const Answer& answer(int32_t id) { return answers_[id]; }
-  uint32_t streams_max() const;  // as the server said
+  uint32_t streams_max() const;  // as announced by the server
   const std::vector<std::pair<int32_t, uint32_t>>& goaways() const { return goaways_; }
   int64_t pings_answered() const { return pings_answered_; }
-  // The types of all frames that came.
+  // The types of all received frames.
   const std::vector<uint8_t>& frames() const { return frames_; }
 
  private:

@@ -45,7 +45,7 @@ struct Decoded {
 
 class InferRequestTest : public ::testing::Test {
  protected:
-  // As the request reader does it.
+  // Decodes as the request reader does.
   void Decode(const MessageFormat& format, InMessage message, Decoded& out) {
     google::protobuf::Arena arena;
     MessageSlices slices;
@@ -90,7 +90,7 @@ class InferRequestTest : public ::testing::Test {
     Decode(format_, Buffer(bytes, random), out);
     return out.status;
   }
-  // What a change of a good request is answered with.
+  // Expects a refusal after a change of a valid request.
   void ExpectRefused(const std::function<void(inference::ModelInferRequest&)>& change, Code code,
                      const std::string& part,
                      const std::string& model = "attention_fp32_bhld_full") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A listener on a port of 127.0.0.1 and clients of it. What it hands over stays open until a test
-// closes it.
+// A listener on a port of 127.0.0.1, and clients of it. Sockets that it hands over stay open until
+// a test closes them.
 
 #pragma once
 
@@ -36,11 +36,11 @@ inline UniqueFd ConnectTo(int port, const char* text = "") {
   to.sin_port = htons(static_cast<uint16_t>(port));
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   EXPECT_EQ(connect(client.get(), reinterpret_cast<const sockaddr*>(&to), sizeof(to)), 0);
-  send(client.get(), text, std::strlen(text), MSG_NOSIGNAL);  // it may have been closed by now
+  send(client.get(), text, std::strlen(text), MSG_NOSIGNAL);  // it may have been closed meanwhile
   return client;
 }
 
-// Waits for the server's end; nothing is ever sent to these clients.
+// Waits for the server to close; nothing is ever sent to these clients.
 inline void ExpectClosed(const UniqueFd& client) {
   pollfd polled{client.get(), POLLIN, 0};
   ASSERT_EQ(poll(&polled, 1, 30'000), 1) << "still open";
@@ -83,19 +83,19 @@ class ListenerFixture : public ::testing::Test {
     ASSERT_TRUE(listener.ok()) << listener.status().message();
     listener_ = std::move(*listener);
   }
-  // Waits for the n-th connection to be handed over.
+  // Waits until the n-th connection is handed over.
   int Taken(size_t n) {
     std::unique_lock lock(mutex_);
     EXPECT_TRUE(
         changed_.wait_for(lock, std::chrono::seconds(30), [&] { return taken_.size() >= n; }));
     return taken_.size() < n ? -1 : taken_[n - 1].get();
   }
-  // The next connections are strangers'.
+  // The next connections are unauthenticated.
   void ExpectStrangers(int number) {
     const std::lock_guard lock(mutex_);
     for (int i = 0; i < number; ++i) uses_.emplace_back();
   }
-  // Waits for the n-th connection that is ended, and returns the number of it as it was taken.
+  // Waits until the n-th connection is ended. Returns the order in which it was accepted.
   size_t Ended(size_t n) {
     std::unique_lock lock(mutex_);
     EXPECT_TRUE(
@@ -114,13 +114,13 @@ class ListenerFixture : public ::testing::Test {
     const std::lock_guard lock(mutex_);
     taken_[n - 1].Reset();
   }
-  // Lets time pass until the listener says so.
+  // Advances time until the listener reports the text.
   void WaitForAccepting(bool accepting) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     std::unique_lock lock(mutex_);
     while (accepting_.empty() || accepting_.back() != accepting) {
       ASSERT_LT(std::chrono::steady_clock::now(), until);
-      clock_.Advance(std::chrono::milliseconds(100));  // which it rests for
+      clock_.Advance(std::chrono::milliseconds(100));  // the time that it rests
       changed_.wait_for(lock, std::chrono::milliseconds(10));
     }
   }
@@ -140,8 +140,8 @@ class ListenerFixture : public ::testing::Test {
   std::condition_variable changed_;
   std::deque<UniqueFd> taken_;
   std::vector<int> ended_;
-  bool refusing_ = false;  // what is handed over is closed
-  std::vector<Use> uses_;  // by the order in which they are taken
+  bool refusing_ = false;  // handed-over sockets are closed
+  std::vector<Use> uses_;  // by order of acceptance
   std::vector<bool> accepting_;
   std::unique_ptr<Listener> listener_;
 };

@@ -9,7 +9,7 @@
 namespace attend::test {
 namespace {
 
-// A caller that was refused comes again after so long.
+// A refused caller comes back after this time.
 constexpr Duration kRest = std::chrono::milliseconds(5);
 
 Duration Nanoseconds(double ns) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A device under load, by a clock moved by hand: a real Scheduler, lanes that share the device's
-// time, and kernels that stop when they are told to. The device knows what requests truly take; the
-// scheduler learns it.
+// A device under load on a manual clock: a real Scheduler, lanes that share the device's time, and
+// kernels that stop on request. The device knows the true durations of requests; the scheduler has
+// to learn them.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace attend::test {
 
-// Requests that come again and again, at random times or each when the one before it has ended.
+// Requests that arrive continuously: at random times, or each when the previous one has ended.
 struct Load {
   double rate_per_s = 0;  // open loop; 0: `callers` that each have one request in flight
   int callers = 0;
@@ -41,12 +41,12 @@ class LoadedDevice {
  public:
   explicit LoadedDevice(const SchedulerOptions& options, uint64_t seed = 1);
 
-  // Whether the scheduler hears how long batches took.
+  // Whether the scheduler is told how long batches took.
   bool learns = true;
-  // How many times as long everything takes from now on.
+  // Factor by which everything takes longer from now on.
   double slowness = 1;
 
-  // Runs all loads for so long, from now on, and says what became of each one's requests.
+  // Runs all loads for this long. Returns the outcomes of each one's requests.
   std::vector<LoadCounts> Run(const std::vector<Load>& loads, Duration duration);
   TimePoint now() const { return now_; }
   Scheduler& scheduler() { return scheduler_; }

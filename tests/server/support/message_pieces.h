@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Messages as a transport brings them.
+// Messages in pieces, as a transport receives them.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace attend::test {
 
-// The bytes in owned pieces of random sizes, none above `longest`.
+// The bytes in owned pieces of random sizes, at most `longest`.
 inline InMessage InPieces(std::string_view bytes, std::mt19937_64& random, size_t longest) {
   InMessage message;
   while (!bytes.empty()) {

@@ -17,7 +17,7 @@ Order OrderOf(const ProblemSpec& spec) {
   return spec.layout == Layout::kBHLD ? Order::kBhld : Order::kBlhd;
 }
 
-// Calls visit(b, h, l) for every row of a tensor in the order of the wire.
+// Calls visit(b, h, l) for every row of a tensor in wire order.
 template <class Visit>
 void ForRows(Order order, int64_t batch, int64_t heads, int64_t rows, const Visit& visit) {
   if (order == Order::kBhld) {
@@ -88,6 +88,45 @@ void FillBias(const ProblemSpec& spec, const Attention& a, v1::AttendRequest* re
   request->add_raw(std::move(bytes));
 }
 
+// Whether the draft's bit [b, i, j] of a request is 1.
+bool SeesInDraft(const v1::AttendRequest& request, int64_t b, int64_t i, int64_t j) {
+  const int64_t tokens = request.tree_tokens(), row_bytes = (tokens + 7) / 8;
+  const bool own = std::ssize(request.tree()) > tokens * row_bytes;
+  const int64_t at = ((own ? b * tokens : 0) + i) * row_bytes + j / 8;
+  return (static_cast<uint8_t>(request.tree()[static_cast<size_t>(at)]) >> (j % 8) & 1) != 0;
+}
+
+// Gives the request a random tree in place of its bias, which is of bits for each sequence and
+// query, and makes that bias what the tree means, bit by bit.
+void BiasToTree(uint64_t seed, const Attention& a, v1::AttendRequest* request) {
+  std::mt19937_64 random(seed);
+  const Problem& p = a.problem;
+  request->clear_bias();
+  request->mutable_raw()->RemoveLast();
+  const int64_t tokens = 1 + static_cast<int64_t>(random() % 70);
+  const int64_t trees = random() % 2 == 0 ? 1 : p.batch;
+  request->set_tree_tokens(tokens);
+  for (int64_t n = 0; n < trees * tokens * ((tokens + 7) / 8); ++n) {
+    request->mutable_tree()->push_back(static_cast<char>(random()));
+  }
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Sequence s = SequenceOf(a, b);
+    const int64_t most = std::min({tokens, s.q_len, s.k_len});
+    const int64_t draft = random() % 2 == 0 ? most : static_cast<int64_t>(random()) & most;
+    request->add_tree_lengths(draft);
+    for (int64_t i = 0; i < s.q_len; ++i) {
+      auto* const row = static_cast<uint8_t*>(const_cast<void*>(a.bias.data)) +
+                        (b * a.bias.stride_b + i * a.bias.stride_q) / 8;
+      for (int64_t j = 0; j < s.k_len; ++j) {
+        const int64_t row_in = i - (s.q_len - draft), key_in = j - (s.k_len - draft);
+        const bool sees = row_in < 0 || key_in < 0 || SeesInDraft(*request, b, row_in, key_in);
+        const auto bit = static_cast<uint8_t>(1u << (j % 8));
+        row[j / 8] = static_cast<uint8_t>(sees ? row[j / 8] | bit : row[j / 8] & ~bit);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 v1::AttendRequest ToRequest(const ProblemSpec& spec, const OwnedAttention& owned) {
@@ -140,14 +179,21 @@ ProblemSpec RandomWireSpec(uint64_t seed, double work_max) {
   return spec;
 }
 
-WireProblem RandomWireProblem(uint64_t seed, double work_max) {
+WireProblem RandomWireProblem(uint64_t seed, double work_max, bool trees) {
   WireProblem problem;
   problem.spec = RandomWireSpec(seed, work_max);
   Problem& p = problem.spec.problem;
-  // Slopes for each of no sequences cannot be told from no slopes.
+  const bool tree = trees && seed % 3 == 2 && p.batch > 0 && !p.has_bias;
+  if (tree) {
+    p.has_bias = problem.spec.bias_per_sequence = problem.spec.bias_per_query = true;
+    problem.spec.bias_per_head = false;
+    problem.spec.bias_dtype = DType::kBit;
+  }
+  // Slopes for each of zero sequences cannot be told from no slopes.
   if (p.batch == 0 && problem.spec.alibi_per_sequence) p.has_alibi = false;
   problem.owned = MakeAttention(problem.spec, seed);
   problem.request = ToRequest(problem.spec, problem.owned);
+  if (tree) BiasToTree(seed, problem.owned.attention, &problem.request);
   problem.request.set_request_id("random-" + std::to_string(seed));
   return problem;
 }
@@ -202,13 +248,13 @@ std::string Judge(WireProblem& problem, const v1::AttendResponse& response) {
 }
 
 std::string Shuffled(const std::string& message, std::mt19937_64& random) {
-  // The generated class writes in order; its unknown-field form gives the fields one by one.
+  // The generated class writes fields in order; its unknown fields preserve any order.
   google::protobuf::UnknownFieldSet fields;
   fields.ParseFromString(message);
   std::vector<int> order(static_cast<size_t>(fields.field_count()));
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
   std::shuffle(order.begin(), order.end(), random);
-  // Entries of one number in their old order.
+  // Elements of one field keep their order.
   for (size_t i = 0; i < order.size(); ++i) {
     for (size_t j = i + 1; j < order.size(); ++j) {
       if (fields.field(order[i]).number() == fields.field(order[j]).number() &&

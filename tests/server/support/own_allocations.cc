@@ -37,13 +37,13 @@ bool Has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
 }
 
-// By the first name of a mangled one.
+// By the first name in a mangled one.
 Owner OwnerOf(std::string_view mangled) {
   const size_t at = mangled.find_first_of("123456789S", mangled.starts_with("_ZT") ? 6 : 2);
   if (!mangled.starts_with("_Z") || at == std::string_view::npos) return Owner::kCaller;
   const std::string_view name = mangled.substr(at);
   if (name.starts_with("4grpc") || name.starts_with("9grpc_core")) return Owner::kOther;
-  if (name.starts_with("6attend4test")) {  // devices that are none; operator new
+  if (name.starts_with("6attend4test")) {  // fake devices; operator new
     return Has(name, "4Fake") || Has(name, "9TestArena") ? Owner::kOther : Owner::kCaller;
   }
   for (const char* const assertion : {"Consistent", "AddUp", "AllInUse"}) {
@@ -63,7 +63,8 @@ Owner OwnerOf(void* address) {
   if (reinterpret_cast<uintptr_t>(about.dli_fbase) != program_begin) {
     return OwnerOfLibrary(about.dli_fname);
   }
-  const uintptr_t at = reinterpret_cast<uintptr_t>(address) - 1;  // in the call, not behind it
+  // inside the call, not the instruction after it
+  const uintptr_t at = reinterpret_cast<uintptr_t>(address) - 1;
   auto found = std::upper_bound(functions.begin(), functions.end(), at,
                                 [](uintptr_t a, const Function& b) { return a < b.begin; });
   if (found == functions.begin() || at >= (--found)->end) return Owner::kCaller;
@@ -101,11 +102,11 @@ void LearnOwnCode() {
   std::sort(functions.begin(), functions.end(),
             [](const Function& a, const Function& b) { return a.begin < b.begin; });
   void* frame = nullptr;
-  backtrace(&frame, 1);  // loads what it needs
+  backtrace(&frame, 1);  // loads what backtrace needs
 }
 
 bool OfOwnCode() {
-  // Asked of every allocation, and a program has few places that call.
+  // Called for every allocation, but a program has few call sites.
   thread_local std::unordered_map<void*, Owner> known;
   void* frames[kFramesMost];
   const int count = backtrace(frames, kFramesMost);

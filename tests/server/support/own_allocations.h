@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who owns an allocation. gRPC does not survive std::bad_alloc, so a fault that is to be survived
-// must meet the server's own code. What the C++ library, Protobuf and the like take belongs to
-// whoever called them.
+// Tells the owner of an allocation. gRPC does not survive std::bad_alloc, so a fault that is to be
+// survived must hit the server's own code. Allocations of the C++ library, Protobuf and the like
+// belong to their caller.
 
 #pragma once
 
 namespace attend::test {
 
-// Reads this program's symbols. Before the first call of the other.
+// Reads this program's symbols. To be called before OfOwnCode.
 void LearnOwnCode();
-// Whether the allocation that this is called from is the server's own, by the stack of calls.
+// Whether the current allocation is the server's own, judged by the call stack.
 bool OfOwnCode();
 
 }  // namespace attend::test

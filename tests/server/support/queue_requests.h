@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests for tests of the queue and what reads it.
+// Requests for tests of the queue and its readers.
 
 #pragma once
 
@@ -42,7 +42,7 @@ inline std::unique_ptr<Request> MakeRequest(const RequestSpec& spec) {
   return request;
 }
 
-// The contract of Push, checked wherever a test pushes.
+// Checks the contract of Push at every push of a test.
 inline Status Push(RequestQueue& queue, const RequestSpec& spec) {
   auto request = MakeRequest(spec);
   const int64_t before = queue.size();
@@ -52,7 +52,7 @@ inline Status Push(RequestQueue& queue, const RequestSpec& spec) {
   return status;
 }
 
-// Takes one request in order, as a batch of its own; 0 if none may start.
+// Takes the next request in order, as a batch of its own; 0 if none may start.
 inline uint64_t TakeNext(RequestQueue& queue, TimePoint now = kStart, bool large_allowed = true) {
   QueueOrder order(queue, large_allowed, now);
   if (order.Peek() == nullptr) return 0;
@@ -60,7 +60,7 @@ inline uint64_t TakeNext(RequestQueue& queue, TimePoint now = kStart, bool large
   return queue.TakeBatch({pick}, order.aged()).front()->id;
 }
 
-// All that wait, in the order in which one batch would take them.
+// All waiting requests, in the order in which one batch would take them.
 inline std::vector<uint64_t> Ids(const RequestQueue& queue, TimePoint now = kStart) {
   std::vector<uint64_t> ids;
   for (QueueOrder order(queue, true, now); order.Peek() != nullptr;) ids.push_back(order.Take().id);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A client of the shared memory's socket that speaks packets, good and bad, and requests over the
-// regions it gets.
+// A client of the shared memory's socket that sends valid and invalid packets, and requests that
+// use its regions.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace attend::test {
 
-// A region mapped in this process, or memory of the test's own that it has lent.
+// A region mapped into this process, or memory of the test that it has lent.
 class MappedRegion {
  public:
   MappedRegion(std::string token, UniqueFd file, int64_t bytes);
@@ -46,9 +46,9 @@ class RegionClient {
   bool connected() const { return socket_.valid(); }
   // False if the server has closed the connection.
   bool Send(const std::string& packet);
-  // The same with that many descriptors beside it.
+  // The same with that many descriptors attached.
   bool SendWithFiles(const std::string& packet, int files);
-  // Nothing if the server has closed the connection.
+  // Empty if the server has closed the connection.
   std::optional<v1::RegionReply> Receive(UniqueFd* file = nullptr);
 
   // These must not fail.
@@ -65,13 +65,13 @@ class RegionClient {
   UniqueFd socket_;
 };
 
-// Moves the tensors of `request` from its raw entries into the region, from `offset` on, and lets
-// it name them there. Returns the offset behind them.
+// Moves the tensors of `request` from its raw entries into the region, from `offset` on, and refers
+// to them there. Returns the offset after them.
 int64_t PutTensors(const MappedRegion& region, int64_t offset, v1::AttendRequest* request);
-// Lets the answer go behind them: O, then LSE if asked for, each of at most `o_bytes`.
+// Places the answer after them: O, then LSE if requested, each of at most `o_bytes`.
 void PlaceOutputs(const MappedRegion& region, int64_t offset, int64_t o_bytes,
                   v1::AttendRequest* request);
-// The answer with the tensors from the region as its raw entries.
+// The answer with the tensors copied from the region to raw entries.
 v1::AttendResponse WithBytes(const MappedRegion& region, const v1::AttendResponse& response);
 
 }  // namespace attend::test

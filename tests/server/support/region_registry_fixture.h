@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A registry of regions over memory that a test counts, on a clock that it moves.
+// A registry of regions on counted memory and a manual clock.
 
 #pragma once
 
@@ -24,7 +24,7 @@ namespace attend::test {
 inline constexpr int64_t kPage = 4096;
 inline constexpr Duration kReturnWait = std::chrono::minutes(1);
 
-// Memory that the test counts, can refuse and can hold back from being given back.
+// Memory that counts its regions, can refuse them and can block their release.
 class FakeRegionMemory final : public RegionMemory {
  public:
   ~FakeRegionMemory() override { EXPECT_TRUE(mapped_.empty()) << "regions were left mapped"; }
@@ -64,7 +64,7 @@ class FakeRegionMemory final : public RegionMemory {
     const std::lock_guard lock(mutex_);
     refusal_ = std::move(status);
   }
-  // From now on unlocking waits for Release.
+  // Unlocking waits for Release from now on.
   void Hold() {
     const std::lock_guard lock(mutex_);
     held_ = true;
@@ -82,7 +82,7 @@ class FakeRegionMemory final : public RegionMemory {
     const std::lock_guard lock(mutex_);
     return mapped_.size();
   }
-  int64_t kept() {  // bytes that were unmapped and left to others
+  int64_t kept() {  // bytes unmapped but left to clients
     const std::lock_guard lock(mutex_);
     return kept_;
   }
@@ -117,7 +117,7 @@ class RegionRegistryFixture : public ::testing::Test {
     };
     registry_ = std::make_unique<RegionRegistry>(limits, memory_, clock_, tokens);
   }
-  // Asks again for as long as memory is being closed.
+  // Retries while memory is being closed.
   Result<RegionRegistry::Created> Create(uint64_t client, uint64_t bytes) {
     for (;;) {
       TimePoint until = {};
@@ -126,7 +126,8 @@ class RegionRegistryFixture : public ::testing::Test {
       std::this_thread::yield();
     }
   }
-  // Until when the client may wait for what it does not get now; none: it was refused, or got it.
+  // How long the client may wait for memory that is not available now; none: it was refused, or
+  // succeeded.
   TimePoint WaitFor(uint64_t client, uint64_t bytes) {
     const RegionRegistry::Stats before = registry_->stats();
     TimePoint until = {};
@@ -141,7 +142,7 @@ class RegionRegistryFixture : public ::testing::Test {
     EXPECT_TRUE(created.ok()) << created.status().ToString();
     return created.ok() ? created->token : "";
   }
-  // What is being given back is: only a thread does it.
+  // Waits for pending releases: only a thread does them.
   void WaitUntilTaken(int64_t bytes) {
     while (taken() != bytes) std::this_thread::yield();
   }

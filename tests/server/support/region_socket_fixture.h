@@ -41,7 +41,7 @@ class RegionSocketFixture : public ::testing::Test {
   void WaitForClients(int64_t clients) {
     while (registry_.stats().clients != clients) std::this_thread::yield();
   }
-  // Waits until all that is being closed is closed, and clients have so much.
+  // Waits until all pending closes are done and clients hold this many bytes.
   void WaitUntilHeld(int64_t bytes) {
     for (;;) {
       const RegionRegistry::Stats stats = registry_.stats();
@@ -62,7 +62,7 @@ class RegionSocketFixture : public ::testing::Test {
   FakeBackend backend_;
   MemfdMemory memory_{backend_.host_allocator()};
   const SteadyClock clock_;
-  // As many tenants as any test's socket has.
+  // As many tenants as any test of the socket needs.
   RegionRegistry registry_{{{1, 1}, 1 << 20, 1 << 19, 4}, memory_, clock_, RandomToken};
   Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
   RegionSocket::Options options_{.path = {}, .tenant_weights = {1}};

@@ -28,7 +28,7 @@ class SessionCalls {
   grpc::Status Free(const std::string& id);
   grpc::Status Get(const std::string& id, v1::Session& session);
   grpc::Status Attend(const v1::AttendRequest& request, v1::AttendResponse& response);
-  // The header and some of its bytes; then the client goes.
+  // Sends the header and some of the bytes; then the client disconnects.
   grpc::Status AbandonChunks(const v1::AttendRequest& request, std::mt19937_64& random);
 
   // From the metadata of the last fork, truncation or request.

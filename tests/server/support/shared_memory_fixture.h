@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A whole server with shared memory, and what the tests of it ask again and again.
+// A whole server with shared memory, and queries common to its tests.
 
 #pragma once
 
@@ -78,7 +78,7 @@ class SharedMemoryTest : public ::testing::Test {
     ASSERT_TRUE(Attend(problem.request, &response).ok());
     EXPECT_EQ(test::Judge(problem, response), "");
   }
-  // A plain problem in the region, answer and all.
+  // A plain problem in the region, including its answer.
   static test::WireProblem Shared(const test::MappedRegion& region, uint64_t seed) {
     test::WireProblem problem = test::PlainWireProblem(seed);
     const int64_t behind = test::PutTensors(region, 0, &problem.request);

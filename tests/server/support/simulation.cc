@@ -68,7 +68,7 @@ void Simulation::Run() {
       events_.erase(events_.begin());
       Handle(event);
     }
-    // As the device worker: when something came or ended, and when it was told to.
+    // Plans as the device worker does: when a request came or ended, and at the requested wake-up.
     if (plan_stale_ || wake_ <= now_) Plan();
     if (::testing::Test::HasFailure()) return;
   }
@@ -177,7 +177,7 @@ void Simulation::EndLane(int lane) {
   RunningBatch batch = std::exchange(running_[static_cast<size_t>(lane)], {});
   scheduler_->LaneEnded(lane, BatchEnd::kFailed, now_);
   const bool failed = Uniform(0, 1) < failure_share_;
-  // As the device worker does: a lost device takes no more before anyone hears of it.
+  // As the device worker does: a lost device accepts nothing before its requests end.
   if (failed && Pick(0, 9) == 0) Close(Unavailable("the device is lost"));
   for (auto& request : batch.requests) {
     request->status = failed ? Internal("planted fault") : Status();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One seeded schedule through the real scheduler (queue, order, batcher, lanes' state) with a clock
-// moved by hand and lanes that take as long as the dice say: random tenants, weights, priorities,
-// deadlines, sizes, bursts, cancels, failing lanes, a lost device, a drain or a stop in the middle.
-// Every promise of queue_order.h, batcher.h and scheduler.h is checked at every step, from the
-// requests alone: what the scheduler believes is not asked.
+// One seeded schedule through the real scheduler (queue, order, batcher, lanes' state) with a
+// manual clock and lanes of random durations: random tenants, weights, priorities, deadlines,
+// sizes, bursts, cancellations, failing lanes, a lost device, a drain or a stop in the middle.
+// Every invariant of queue_order.h, batcher.h and scheduler.h is checked at every step from the
+// requests alone, independent of the scheduler's own state.
 
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace attend::test {
 
-// What all schedules together came across: a check that never met its case proves nothing.
+// What all schedules together have covered: a check whose case never occurs proves nothing.
 struct SimulationCoverage {
   int64_t accepted = 0;
   int64_t refused_full = 0;
@@ -33,7 +33,7 @@ struct SimulationCoverage {
   int64_t batches = 0;
   int64_t large_batches = 0;
   int64_t aged_batches = 0;
-  int64_t delayed = 0;          // a lane idled for company
+  int64_t delayed = 0;          // a lane idled during the batch delay
   int64_t large_held_back = 0;  // a lane idled because only large requests waited
   int64_t closed[kBatchClosedCount] = {};
 };
@@ -52,7 +52,7 @@ class Simulation {
     uint64_t id = 0;  // of the request
     int lane = 0;
   };
-  // A request that was accepted and has not ended, as the simulation knows it.
+  // An accepted request that has not ended, as the simulation knows it.
   struct Known {
     uint64_t id = 0;
     int tenant = 0;

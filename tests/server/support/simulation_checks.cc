@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What must hold at every step of a simulation.
+// Invariants that hold at every step of a simulation.
 
 #include <gtest/gtest.h>
 
@@ -26,8 +26,8 @@ bool Simulation::LargeAllowed() const {
   return options_.lanes == 1 ? large == 0 : large + 1 < options_.lanes;
 }
 
-// A batch keeps within each budget, says truly why it was closed, and large ones run alone on all
-// lanes but one.
+// A batch stays within each budget and names the true reason why it was closed; large requests run
+// alone, on all lanes but one.
 void Simulation::CheckBudgets(const Scheduler::Launch& launch, bool large_allowed) const {
   double flops = 0;
   int64_t bytes = 0;
@@ -76,7 +76,7 @@ void Simulation::CheckBudgets(const Scheduler::Launch& launch, bool large_allowe
   }
 }
 
-// Lower priorities that wait too long: served in time, and no more often than said.
+// Lower priorities that wait too long are served in time, and no more often than specified.
 void Simulation::CheckAging(const Scheduler::Launch& launch, bool large_allowed) {
   std::map<int32_t, TimePoint> oldest;  // by priority
   std::set<int32_t> may_run;
@@ -110,8 +110,9 @@ void Simulation::CheckAging(const Scheduler::Launch& launch, bool large_allowed)
   }
 }
 
-// `started` comes before all that waits beside it. Where the line may be late, those due at their
-// deadlines may come newest first, after the others that are due and before those that are not.
+// `started` comes before everything that waits beside it. If the queue may be late, requests due at
+// their deadlines may come newest first, after the other due ones and before those that are not
+// due.
 void Simulation::CheckOrder(const Known& started, bool aged, bool large_allowed) const {
   const auto due = [this](const Known& known) {
     return std::min(known.deadline, known.enqueued + options_.queue.aging);
@@ -143,7 +144,7 @@ void Simulation::CheckShares(const Known& started) {
   constexpr double kRounding = 1e-3;  // 2^-20 batches for each of some hundred requests
   for (const Known* each : Waiting()) {
     const auto i = static_cast<size_t>(each->tenant);
-    // A large request may run all the time only where it has the lane to itself.
+    // A large request may run indefinitely only if it has the lane to itself.
     if (each->priority != started.priority || i == j || (each->large && options_.lanes > 1)) {
       continue;
     }
@@ -155,7 +156,8 @@ void Simulation::CheckShares(const Known& started) {
   }
 }
 
-// No lane idles while something may run, but for the delay, and nothing is slept through.
+// No lane idles while a request may run, except during the batch delay, and no event is slept
+// through.
 void Simulation::CheckWorkConservation() const {
   EXPECT_GT(wake_, now_) << "a wake-up that changes nothing";
   const bool idle = std::any_of(running_.begin(), running_.end(),

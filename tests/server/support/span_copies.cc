@@ -34,7 +34,7 @@ class Copies {
   void CopyIn() {
     for (int n = 0; n < spans_.size(); ++n) std::memcpy(places_[n], spans_[n].data, Bytes(n));
   }
-  // What lies elsewhere.
+  // Bytes that are elsewhere.
   void CopyIn(const HostPiece& piece) {
     for (int n = 0; n < spans_.size(); ++n) {
       const uintptr_t offset = Address(piece.to) - Address(spans_[n].data);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a GPU's lane does with an item, in host memory: the input spans are copied to memory of its
-// own, the attention computes there, and the output spans come back whole. Where the kernel writes
-// every byte of them nothing is brought in first, and a byte that it forgot comes back as NaN's.
-// Tensors in place stay where they are.
+// Emulates a GPU's lane in host memory: the input spans are copied to separate memory, the
+// attention computes there, and the output spans are copied back whole. Output spans that the
+// kernel writes completely are not copied in, and a byte that it misses comes back as part of a
+// NaN. Tensors in place stay there.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace attend::test {
 
-// INTERNAL names a pointer that lies in none of the item's spans, or spans that overlap.
+// INTERNAL names a pointer outside all spans of the item, or overlapping spans.
 Status ComputeInCopies(const WorkItem& item, const std::function<void(const Attention&)>& compute);
 
 }  // namespace attend::test

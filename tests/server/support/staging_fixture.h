@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Uploads into an engine whose devices have stagings that the test holds in its hand: the engine's
-// part of AttendChunked, without the wire.
+// Uploads into an engine whose devices have staging that the test controls: the engine's part of
+// AttendChunked, without the wire.
 
 #pragma once
 
@@ -40,13 +40,13 @@ class StagingTest : public EngineTest {
     StartOn(std::move(fakes));
   }
 
-  // A request whose header is there, its tensors without their bytes.
+  // A request whose header has arrived, with its tensors but not their bytes.
   struct Upload {
     uint64_t id = 0;
     std::unique_ptr<Request> request;
     test::OwnedAttention* owned = nullptr;
-    std::vector<HostSpan> tensors;   // places
-    std::vector<const void*> bytes;  // what belongs there
+    std::vector<HostSpan> tensors;   // destinations
+    std::vector<const void*> bytes;  // the bytes for them
   };
 
   static test::ProblemSpec Spec() {
@@ -96,7 +96,8 @@ class StagingTest : public EngineTest {
     return upload;
   }
 
-  // `share` of the bytes arrive, in ranges of any size and order, by several threads at once.
+  // A fraction `share` of the bytes arrives, in ranges of any size and order, from several threads
+  // at once.
   void Arrive(Upload& upload, double share = 1, int threads = 3) {
     struct Chunk {
       char* to;
@@ -129,7 +130,7 @@ class StagingTest : public EngineTest {
     for (std::thread& copier : copiers) copier.join();
   }
 
-  // Bytes of a tensor lie at their place.
+  // Bytes of a tensor have arrived.
   static void Came(Upload& upload, const char* data, int64_t bytes) {
     if (DeviceCopy* const copy = upload.request->source.copy()) copy->Arrived(data, bytes);
   }
@@ -139,7 +140,7 @@ class StagingTest : public EngineTest {
     EXPECT_TRUE(status.ok()) << status.ToString();
   }
 
-  // The request has ended with the answer that the reference gives, bit for bit.
+  // The request has ended with the reference's answer, bit for bit.
   void ExpectRight(const Upload& upload) {
     const Request& ended = collector_.WaitFor(upload.id);
     EXPECT_TRUE(ended.status.ok()) << ended.status.ToString();
@@ -149,7 +150,7 @@ class StagingTest : public EngineTest {
     EXPECT_EQ(came, upload.owned->OutputBytes());
   }
 
-  // Nothing is held any more, or will not be in a moment.
+  // Waits until nothing is held any more.
   void AwaitNothingHeld() {
     EXPECT_TRUE(engine_->WaitIdle(kNever));
     for (size_t i = 0; i < devices_.size(); ++i) {

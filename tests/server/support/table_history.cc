@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sessions' steps. Those of requests are in table_history_requests.cc, what is expected after
-// each in table_history_checks.cc.
+// The steps of sessions. For those of requests see table_history_requests.cc, for the expectations
+// after each step table_history_checks.cc.
 
 #include "tests/server/support/table_history.h"
 
@@ -35,7 +35,7 @@ TableHistory::TableHistory(Choose choose, Shortage shortage)
     : choose_(std::move(choose)), shortage_(std::move(shortage)), crowded_(Range(0, 1) == 1) {
   std::vector<SessionDevice> devices;
   for (auto& arena : arenas_) {
-    // Where pages are not the host's, a cut copies whole ones.
+    // On devices whose pages are not the host's, a cut copies whole pages.
     arena = std::make_unique<TestArena>(kBytes, devices.empty());
     arena->on_copy = [this] { Meanwhile(); };
     Poison(static_cast<char*>(arena->memory().data), kBytes);
@@ -193,21 +193,72 @@ void TableHistory::Fork() {
   sessions_[fork->id] = std::move(copy);
 }
 
+TableHistory::Draft TableHistory::DrawDraft(const ModelSession& session) {
+  if (!session.draft.kept.empty() && Range(0, 3) == 0) return session.draft;  // once more
+  const int64_t longest = session.longest();
+  Draft draft{Range(0, 3) == 0 ? Range(0, longest + 1)
+                               : longest - Range(0, std::min(longest, 2 * kRows))};
+  int64_t token = Range(0, 1);
+  for (int64_t most = Range(0, 2 * kRows); most > 0; --most) {
+    if (draft.length + token >= longest && Range(0, 7) > 0) break;
+    draft.kept.push_back(token);
+    token += Range(0, 3) == 0 ? Range(1, 9) : 1;
+  }
+  return draft;
+}
+
+Code TableHistory::JudgeDraft(const ModelSession& session, const Draft& draft) {
+  const int64_t whole = session.length();
+  if (session.longest() > whole) return Code::kFailedPrecondition;
+  if (draft == session.draft && whole == draft.length + std::ssize(draft.kept)) return Code::kOk;
+  const bool beyond = !draft.kept.empty() && draft.length + draft.kept.back() >= whole;
+  return draft.length > whole || beyond ? Code::kOutOfRange : Code::kOk;
+}
+
+void TableHistory::Keep(const Draft& draft, ModelSession& session) {
+  int64_t in_place = 0;
+  while (in_place < std::ssize(draft.kept) && draft.kept[static_cast<size_t>(in_place)] == in_place)
+    ++in_place;
+  const bool moves = in_place < std::ssize(draft.kept);
+  if (moves && draft == session.draft &&
+      session.length() == draft.length + std::ssize(draft.kept)) {
+    return;
+  }
+  for (ModelLayer& layer : session.layers) {
+    if (draft.length + in_place >= layer.length()) continue;
+    Tokens tokens(layer.tokens.begin(), layer.tokens.begin() + draft.length);
+    for (const int64_t token : draft.kept) {
+      tokens.push_back(layer.tokens[static_cast<size_t>(draft.length + token)]);
+    }
+    layer.tokens = std::move(tokens);
+    layer.append_id.clear();
+    layer.evicted = false;
+    session.draft = moves ? draft : Draft{};
+  }
+}
+
 void TableHistory::Truncate() {
   if (sessions_.empty()) return;
   const auto found = Any();
   const std::string id = found->first;
   const ModelSession before = found->second;
-  const int64_t longest = before.longest();
-  const int64_t length = Range(0, longest + 1);
+  const bool drafts = Range(0, 1) == 1;
+  const Draft draft = drafts ? DrawDraft(before) : Draft{Range(0, before.longest() + 1)};
+  const Code judged = drafts                            ? JudgeDraft(before, draft)
+                      : draft.length > before.longest() ? Code::kOutOfRange
+                                                        : Code::kOk;
   bool changing = false;
   for (int64_t n = 0; n < std::ssize(before.layers); ++n) changing |= Changing(id, n);
   const bool lost = lost_ && before.device == 1;
   if (!lost) Touch(id);
-  std::string outer = std::exchange(truncating_, changing || lost ? truncating_ : id);
+  const bool begins = judged == Code::kOk && !changing && !lost;
+  std::string outer = std::exchange(truncating_, begins ? id : truncating_);
   const auto whose =
       std::pair(std::exchange(tenant_, before.tenant), std::exchange(device_, before.device));
-  const Result<SessionInfo> cut = Try([&] { return table_->Truncate(before.tenant, id, length); });
+  const Result<SessionInfo> cut = Try([&] {
+    return drafts ? table_->KeepDraft(before.tenant, id, draft.length, draft.kept)
+                  : table_->Truncate(before.tenant, id, draft.length);
+  });
   truncating_ = std::move(outer);
   std::tie(tenant_, device_) = whose;
   NoteEvicted(before.tenant, before.device);
@@ -215,22 +266,21 @@ void TableHistory::Truncate() {
   const auto now = sessions_.find(id);
   if (!cut.ok()) {
     const Code code = lost                     ? Code::kUnavailable
-                      : length > longest       ? Code::kOutOfRange
+                      : drafts && changing     ? Code::kUnavailable
+                      : judged != Code::kOk    ? judged
                       : changing               ? Code::kUnavailable
                       : now == sessions_.end() ? Code::kNotFound
                                                : Code::kResourceExhausted;
     if (code == Code::kResourceExhausted) ++counts_["exhausted"];
     return ExpectCode(cut.status(), code);
   }
-  ASSERT_TRUE(!lost && length <= longest && !changing && now != sessions_.end());
+  ASSERT_TRUE(begins && now != sessions_.end());
   if (cut->shared_bytes > 0) ++counts_["shared cuts"];
   Touch(id);
-  for (ModelLayer& layer : now->second.layers) {
-    if (length >= layer.length()) continue;
-    layer.tokens.resize(static_cast<size_t>(length));
-    layer.append_id.clear();
-    layer.evicted = false;
+  if (drafts && !draft.kept.empty()) {
+    ++counts_[draft == now->second.draft ? "drafts kept again" : "drafts kept"];
   }
+  Keep(draft, now->second);
 }
 
 void TableHistory::Free() {
@@ -243,7 +293,7 @@ void TableHistory::Free() {
 
 void TableHistory::Advance() {
   clock_.Advance(std::chrono::seconds(Range(0, 8)));
-  KeepAlive();  // the first to see what is over
+  KeepAlive();  // the first call to notice expiry
 }
 
 void TableHistory::KeepAlive() {
@@ -260,7 +310,7 @@ void TableHistory::KeepAlive() {
   if (shortage_ && !status.ok()) Renew(session.tenant, id);
 }
 
-// Ids that are nobody's, and those of the other tenant, get the same words.
+// Unknown ids and the other tenant's ids get the same message.
 void TableHistory::Guess() {
   const Status unknown = table_->Get(0, "guessed").status();
   EXPECT_EQ(unknown.code(), Code::kNotFound);

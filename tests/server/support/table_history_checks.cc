@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the table should say, and what it should look like.
+// The table's expected answers and state.
 
 #include <gtest/gtest.h>
 
@@ -72,7 +72,7 @@ Code TableHistory::Judge(const Request& request, const CacheHold* hold, int64_t&
                       layer.length() - layer.append_begin == request.rows;
     there += made ? 1 : 0;
     if (!made && use.length != layer.length()) {
-      // What it counts on, or asks to append again, ends after the last token that is left.
+      // The part that it relies on, or appends again, ends after the last remaining token.
       const bool evicted = layer.evicted && use.length + request.rows > layer.length();
       return evicted ? Code::kOutOfRange : Code::kFailedPrecondition;
     }
@@ -128,7 +128,7 @@ bool TableHistory::Alike(int device, int64_t page_bytes) const {
   return alike;
 }
 
-// Pages of another size may keep slabs from it.
+// Pages of another size may occupy slabs.
 void TableHistory::ExpectShort(const Open& open, const CacheRefusal& refusal) {
   const int device = open.hold->device(), tenant = open.request.tenant;
   const int64_t page_bytes = open.hold->layout().page_bytes;
@@ -224,7 +224,8 @@ void TableHistory::TakeEvictions(const std::string& id, const SessionInfo& info)
   }
 }
 
-// If only sessions refer to pages, each page in use is one session's alone, or several share it.
+// If only sessions refer to pages, each page in use belongs to one session alone, or is shared by
+// several.
 void TableHistory::ExpectSums(const std::vector<SessionInfo>& listed) const {
   for (int device = 0; device < kDevices; ++device) {
     const PageTree::Stats memory = table_->memory(device);

@@ -20,7 +20,7 @@ constexpr int64_t kTooManyRows = 1000;
 
 }  // namespace
 
-// New, of sessions that are alike, or an old one.
+// A new id, of alike sessions, or an old one.
 TableHistory::Request TableHistory::MakeRequest() {
   if (!requests_.empty() && Range(0, 3) == 3) {
     return requests_[Range(0, std::ssize(requests_) - 1)];
@@ -31,7 +31,7 @@ TableHistory::Request TableHistory::MakeRequest() {
   std::vector<CacheUse> uses;
   const auto add = [&](const std::string& id, int64_t n) {
     const ModelLayer& layer = sessions_.at(id).layers[n];
-    // Its client may not know yet of an eviction.
+    // Its client may not know about an eviction yet.
     const int64_t more = layer.evicted && Range(0, 1) == 1 ? 1 : 0;
     uses.push_back({id, n, layer.length() + more, ""});
   };
@@ -98,13 +98,13 @@ void TableHistory::GoOn(OpenRef open) {
       return Reserve(open);
     case Open::State::kReserved:
       if (open->hold->append_rows() == 0) return Close(open);
-      if (Range(0, 3) > 0) return;  // it still runs
+      if (Range(0, 3) > 0) return;  // it is still running
       if (Range(0, 4) == 4) {
         ++counts_["given up"];
         return Close(open);
       }
       return Commit(*open);
-    case Open::State::kCommitted:  // what was appended may still be read: by the answer's check
+    case Open::State::kCommitted:  // appended rows may still be read by the answer's check
       return Close(open);
   }
 }
@@ -137,7 +137,7 @@ void TableHistory::CloseRefused(OpenRef open, const Status& status, Code code,
   Close(open);
 }
 
-// Its tokens may be others than when it was looked at: lengths are all that was compared.
+// Its tokens may differ from those at its hold: only lengths were compared.
 void TableHistory::TakeTokens(Open& open) {
   const size_t stride = open.table.size() / open.tokens.size();
   for (size_t n = 0; n < open.tokens.size(); ++n) {
@@ -168,6 +168,7 @@ void TableHistory::Commit(Open& open) {
     layer.append_id = use.append_id;
     layer.evicted = false;
     layer.tokens = open.tokens[n];
+    session->second.draft = {};
     appended_[open.request.tenant] += open.request.rows;
   }
 }

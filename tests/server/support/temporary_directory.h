@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A folder for one test, gone afterwards, and what is in its files.
+// A folder for one test, removed afterwards, and the contents of its files.
 
 #pragma once
 

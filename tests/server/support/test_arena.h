@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A device's memory for tests: the host's, whatever it says. Thread-safe.
+// A device's memory for tests: host memory, whatever it claims to be. Thread-safe.
 
 #pragma once
 
@@ -32,11 +32,11 @@ class TestArena final : public DeviceArena {
     return Status();
   }
 
-  // From now on nothing can be copied.
+  // Copies fail from now on.
   void Lose() { lost_ = true; }
   int64_t copied_bytes() const { return copied_bytes_; }
 
-  std::function<void()> on_copy;  // what happens in the middle of a copy
+  std::function<void()> on_copy;  // called in the middle of a copy
 
  private:
   const test::Block memory_;

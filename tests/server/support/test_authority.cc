@@ -20,7 +20,7 @@ void Must(bool done) {
   if (!done) throw std::runtime_error("OpenSSL makes no certificate for a test");
 }
 
-// What `write` writes.
+// The output of `write`.
 template <class Write>
 std::string PemOf(Write write) {
   const Bio bio(BIO_new(BIO_s_mem()));

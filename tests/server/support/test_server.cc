@@ -43,7 +43,7 @@ struct TestServer::Log {
 TestServer::TestServer(const std::function<void(Config&)>& change, int devices, Devices kind,
                        std::shared_ptr<const Clock> clock)
     : log_(std::make_unique<Log>()) {
-  google::protobuf::SetLogHandler(nullptr);  // bad messages are meant here
+  google::protobuf::SetLogHandler(nullptr);  // bad messages are intended here
   Config config;
   config.listen = {"127.0.0.1:0"};
   config.metrics_listen = "off";  // stopping its server takes seconds

@@ -21,7 +21,7 @@ namespace attend::test {
 
 class TestServer {
  public:
-  // kFarSessions: memory for sessions is said not to be the host's.
+  // kFarSessions: memory for sessions is reported as not the host's.
   enum class Devices { kPlain, kStaging, kGathering, kFarSessions };
   // `change` edits the settings before the server starts.
   explicit TestServer(const std::function<void(Config&)>& change = {}, int devices = 1,
@@ -29,22 +29,22 @@ class TestServer {
                       std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
   ~TestServer();  // opens the devices' gates first
 
-  // Of the i-th device, if CUDA IPC is on.
+  // Of the i-th device, if CUDA IPC is enabled.
   static std::string DeviceUuid(int i);
 
   Server& server() { return *server_; }
   test::FakeBackend& backend(int i = 0) { return *backends_[i]; }
   const std::string& address() const { return server_->addresses().front(); }
   std::string log() const;  // so far
-  // One scrape over HTTP, of a server whose metrics_listen was set.
+  // One scrape over HTTP, of a server with metrics_listen set.
   std::string Metrics() const;
-  // The sample with this name and labels as they stand in the exposition; -1 if there is none.
+  // The sample with this name and labels, as written in the exposition; -1 if there is none.
   double Metric(const std::string& sample) const;
-  // Waits until exactly so many requests are in the devices' queues. An accepted request counts as
-  // in flight before it is there.
+  // Waits until exactly this many requests are in the devices' queues. An accepted request counts
+  // as in flight before it is in a queue.
   void WaitForQueued(int64_t requests) const;
 
-  // A connection of its own, so that tests do not share one.
+  // A separate connection, so that tests do not share one.
   std::shared_ptr<grpc::Channel> Connect() const;
   std::unique_ptr<v1::AttentionService::Stub> Stub() const;
 
@@ -55,11 +55,11 @@ class TestServer {
   std::unique_ptr<Server> server_;
 };
 
-// One Attend call with these bytes as its message, whatever they are.
+// One Attend call with these bytes as its message, valid or not.
 grpc::Status SendBytes(const std::shared_ptr<grpc::Channel>& channel, const std::string& bytes,
                        v1::AttendResponse* response);
 
-// What an HTTP GET of http://`address``path` answers; empty if it fails.
+// The response to an HTTP GET of http://`address``path`; empty if it fails.
 std::string HttpGet(const std::string& address, const std::string& path);
 
 }  // namespace attend::test

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A server's context with a certificate of its own, and the other end of a TLS connection, whose
-// socket blocks.
+// A server's context with its own certificate, and the other end of a TLS connection, whose socket
+// blocks.
 
 #pragma once
 
@@ -38,7 +38,7 @@ inline std::shared_ptr<const TlsContext> MakeTlsContext() {
                            {}, std::time(nullptr));
 }
 
-// Two ends of a connection; the first does not block.
+// Two ends of a connection; the first is non-blocking.
 inline std::pair<UniqueFd, UniqueFd> MakeSockets(int buffer_bytes = 0) {
   std::array<int, 2> sockets{};
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets.data()) != 0) {
@@ -73,7 +73,7 @@ class TlsClientEnd {
     return SSL_write(ssl_.get(), bytes.data(), static_cast<int>(bytes.size())) ==
            static_cast<int>(bytes.size());
   }
-  // Blocks until so many bytes have come, or the end.
+  // Blocks until this many bytes have arrived, or until the end.
   std::string Receive(size_t bytes) {
     std::string got(bytes, '\0');
     size_t size = 0;
@@ -92,11 +92,11 @@ class TlsClientEnd {
   std::unique_ptr<SSL, Freer<SSL_free>> ssl_;
 };
 
-// A message of handshakes of that type, without anything in it.
+// An empty handshake message of that type.
 constexpr std::string_view kEmptyClientHello("\1\0\0\0", 4);
 
-// Writes records of TLS 1.2 as its own, with the keys of a client that has connected and sent
-// nothing since. The client writes no more.
+// Writes its own TLS 1.2 records, with the keys of a client that has connected and sent nothing
+// since. That client must not write any more.
 class Tls12Writer {
  public:
   explicit Tls12Writer(const TlsClientEnd& client) : socket_(client.socket()) {
@@ -128,7 +128,7 @@ class Tls12Writer {
   }
 
   void Send(uint8_t type, std::string_view plaintext) {
-    // The keys of both ends, then what their nonces begin with.
+    // The keys of both ends, then the beginnings of their nonces.
     std::array<unsigned char, 12> nonce{};
     std::memcpy(nonce.data(), keys_.data() + 2 * key_bytes_, 4);
     nonce[11] = number_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Both ends of a TLS connection in this thread, the server's as its intake has it.
+// Both ends of a TLS connection in this thread, the server's as its intake sets it up.
 
 #pragma once
 
@@ -26,7 +26,7 @@ namespace attend::test {
 
 class TlsEnds {
  public:
-  // A client that shows that certificate. `certificates` must outlive this.
+  // A client that presents this certificate. `certificates` must outlive this.
   TlsEnds(const TlsCertificates& certificates, std::shared_ptr<TlsClients> clients,
           const KeyAndCertificate& shown)
       : certificates_(certificates),
@@ -40,14 +40,14 @@ class TlsEnds {
     MakeClient(shown);
   }
 
-  // What the client says first, and what the server and it say to that: the client is done then,
-  // and the server has not read what the client shows.
+  // Exchanges the client's hello and the responses of both: the client is done then, and the server
+  // has not read the client's certificate.
   void Greet() {
     SSL_do_handshake(client_.get());
     channel_->Handshake();
     SSL_do_handshake(client_.get());
   }
-  // Whether the server's handshake is done, and the client may stay.
+  // Whether the server's handshake is done, and the client is accepted.
   bool Finish() {
     const TlsChannel::Step step = channel_->Handshake();
     if (step == TlsChannel::Step::kFailed) refused_.push_back(channel_->wrong());
@@ -57,12 +57,12 @@ class TlsEnds {
                                            generation_);
     return Serves();
   }
-  // Whether its client may still be served, as is asked before each read.
+  // Whether its client may still be served, as is checked before each read.
   bool Serves() {
     return trust_ != nullptr &&
            trust_->IsTrusted([this](const std::string& why) { refused_.push_back(why); });
   }
-  // Why the client was refused, each time that it was told.
+  // Why the client was refused, each time that it was reported.
   const std::vector<std::string>& refused() const { return refused_; }
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A transport with a few methods, and clients of it over pairs of sockets.
+// A transport with a few methods, and clients connected by socket pairs.
 
 #pragma once
 
@@ -25,18 +25,18 @@
 
 namespace attend {
 
-// Counts what became of the calls of TestMethods.
+// Counts the outcomes of the calls of TestMethods.
 struct CallCounts {
   std::atomic<int64_t> begun{0}, cancelled{0}, done{0}, half_closed{0}, messages{0};
   Mutex mutex;
   std::vector<class TestCall*> together ATTEND_GUARDED_BY(mutex);  // since the last OnTaken
 };
 
-// A call that echoes messages until its client is done. `/later`: from a thread of its own;
-// `/refused`: ends at once; `/held`: reads nothing and ends when it is cancelled; `/deaf`: ends
-// with the first message; `/big`: answers one with much, and ends at once; `/flood`: answers with
-// as many messages as are read; `/together`: with how many such messages came at once; `/one`: is
-// wrong once its client is done.
+// A call that echoes messages until its client is done. `/later`: on its own thread; `/refused`:
+// ends at once; `/held`: reads nothing and ends when it is cancelled; `/deaf`: ends with the first
+// message; `/big`: answers one message with a large one, and ends at once; `/flood`: answers with
+// as many messages as are read; `/together`: answers with the number of such messages that came at
+// once; `/one`: fails once its client is done.
 class TestCall final : public CallHandler {
  public:
   static constexpr int kBigBytes = 400000;
@@ -127,7 +127,7 @@ class TestMethods final : public CallMethods {
   CallCounts counts;
 };
 
-// Until it is true, or a minute has passed.
+// Waits until it is true, for at most a minute.
 inline bool Eventually(const std::function<bool()>& is) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   while (!is()) {
@@ -137,7 +137,7 @@ inline bool Eventually(const std::function<bool()>& is) {
   return true;
 }
 
-// A client and its end of a pair of sockets.
+// A client and its end of a socket pair.
 struct ConnectedClient {
   UniqueFd socket;
   std::unique_ptr<Http2Client> client = std::make_unique<Http2Client>();
@@ -152,7 +152,7 @@ struct ConnectedClient {
       left.remove_prefix(static_cast<size_t>(bytes));
     }
   }
-  // Talks to the server until it is true. False: it became so in no minute.
+  // Exchanges bytes with the server until it is true. False: not within a minute.
   bool Until(const std::function<bool()>& is) {
     return Eventually([&] {
       Write();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A table of sessions that two tenants share, with a clock and limits that a test moves.
+// A session table shared by two tenants, with a clock and limits that a test changes.
 
 #pragma once
 

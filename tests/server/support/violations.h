@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Rules of a standard, each with bytes that break it or just keep it, and the answer to them.
+// Rules of a standard, each with bytes that break it or only just keep it, and the expected answer.
 
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace attend::http2 {
 
-// How a server took what came: a request or a connection that is over for an error, or neither.
+// The server's reaction: a connection error, a stream error, or neither.
 struct Verdict {
   enum class Kind { kTaken, kStream, kConnection };
   Kind kind = Kind::kTaken;
@@ -67,7 +67,7 @@ class ViolationServer final : public Http2Session::Owner {
     session_ = std::make_unique<Http2Session>(limits, owner, clock_);
   }
 
-  // Takes the bytes in pieces, and what it says to each.
+  // Passes the bytes in pieces. Returns the reaction.
   void Take(std::string_view bytes, size_t piece) {
     for (; !bytes.empty(); bytes.remove_prefix(std::min(piece, bytes.size()))) {
       if (!session_->Receive(bytes.substr(0, piece)).ok()) refused_ = true;
@@ -76,7 +76,7 @@ class ViolationServer final : public Http2Session::Owner {
       if (refused_ || session_->over()) break;
     }
   }
-  // The error that it told: of the connection, or else that of the first stream.
+  // The error sent: the connection's, or else that of the first stream.
   Verdict Told() const {
     Verdict verdict;
     std::string_view left = said_;
@@ -129,8 +129,8 @@ class ViolationServer final : public Http2Session::Owner {
 
 class Violations : public ::testing::TestWithParam<Rule> {
  protected:
-  // The verdict is the same however the bytes come, and what is no error of the connection keeps it
-  // from serving no other request.
+  // The verdict does not depend on how the bytes are cut, and after anything but a connection error
+  // the connection serves another request.
   static void Judge(const Rule& rule, std::string_view preface) {
     for (const size_t piece : {size_t{1} << 20, size_t{1}}) {
       ViolationServer server;

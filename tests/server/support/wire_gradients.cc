@@ -24,8 +24,7 @@ OwnedAttention Forward(const ProblemSpec& spec, uint64_t seed) {
   return owned;
 }
 
-// A tensor as the wire has it: its shape, and where its rows of `dim` elements are in memory, in
-// order.
+// A tensor on the wire: its shape, and where its rows of `dim` elements are in memory, in order.
 struct WireRows {
   std::vector<int64_t> shape;
   int64_t dim = 0;

@@ -15,14 +15,14 @@ namespace attend::test {
 
 class WireGradients {
  public:
-  // O and LSE are the reference's. Asks for every gradient that there is.
+  // O and LSE are the reference's. Asks for every gradient.
   WireGradients(ProblemSpec spec, uint64_t seed);
   WireGradients(const WireGradients&) = delete;
 
   v1::AttendRequest request;
 
-  // Checks what the answer has, and every element against the definition in double. Empty if all is
-  // well.
+  // Checks the answer's entries, and every element against the definition in double precision.
+  // Empty if all are right.
   std::string Judge(const v1::AttendResponse& response);
 
  private:

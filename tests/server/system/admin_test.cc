@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An operator's calls to a whole server: who may make them, and what they change beside clients at
+// An operator's calls to a whole server: who may make them, and their effect while clients are at
 // work.
 
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ class AdminTest : public ::testing::Test {
         ->Attend(&context, test::PlainWireProblem(1).request, &response)
         .error_code();
   }
-  // Makes a session of the tenant with as many tokens as the request brings.
+  // Creates a session of the tenant with as many tokens as the request has.
   static std::string MakeSession(const TestServer& server, const std::string& tenant,
                                  bool pinned = false) {
     test::SessionCalls calls(server, tenant);
@@ -81,7 +81,7 @@ class AdminTest : public ::testing::Test {
   const test::TemporaryDirectory folder_;
 };
 
-TEST_F(AdminTest, OnlyOnSocketsOfItsOwnUser) {
+TEST_F(AdminTest, AdminCallsNeedASocketOfTheServersUser) {
   const TestServer tcp;
   const grpc::Status refused = Drain(tcp);
   EXPECT_EQ(refused.error_code(), StatusCode::PERMISSION_DENIED);
@@ -97,7 +97,7 @@ TEST_F(AdminTest, OnlyOnSocketsOfItsOwnUser) {
             std::string::npos);
 }
 
-TEST_F(AdminTest, DrainsAndTakesNewWorkAgain) {
+TEST_F(AdminTest, ResumesAfterADrain) {
   const TestServer server = Make();
   const auto channel = server.Connect();
   EXPECT_TRUE(Drain(server).ok());
@@ -123,7 +123,7 @@ TEST_F(AdminTest, DrainsAndTakesNewWorkAgain) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(AdminTest, ADrainEndsStreamsAfterTheirAnswersAndTheEndIsNotUndone) {
+TEST_F(AdminTest, ADrainEndsStreamsAfterTheirAnswersAndTheEndCannotBeUndone) {
   TestServer server = Make();
   const auto stub = server.Stub();
   grpc::ClientContext context;
@@ -135,7 +135,7 @@ TEST_F(AdminTest, ADrainEndsStreamsAfterTheirAnswersAndTheEndIsNotUndone) {
   EXPECT_FALSE(stream->Read(&answer));
   EXPECT_EQ(stream->Finish().error_code(), StatusCode::UNAVAILABLE);
   EXPECT_TRUE(Undrain(server).ok());
-  // On a connection from before: the end removes the socket's file.
+  // On an existing connection: the end removes the socket file.
   const auto admin = AdminService::NewStub(server.Connect());
   v1::GetStatusResponse status;
   grpc::ClientContext before, after, undrain, attend;
@@ -152,8 +152,8 @@ TEST_F(AdminTest, ADrainEndsStreamsAfterTheirAnswersAndTheEndIsNotUndone) {
             StatusCode::UNAVAILABLE);
 }
 
-// Whatever the turns, a call is answered or refused, and what is accepted is answered.
-TEST_F(AdminTest, BesideClientsAtWork) {
+// In any interleaving, a call is answered or refused, and accepted calls are answered.
+TEST_F(AdminTest, DrainsAndResumesBesideClientsAnswerEveryAcceptedCall) {
   const TestServer server = Make();
   std::atomic<bool> stop{false};
   std::atomic<int> answered{0}, refused{0};
@@ -213,7 +213,7 @@ TEST_F(AdminTest, SetsTheLogLevel) {
   EXPECT_NE(wrong.error_message().find("level is \"loud\", must be trace"), std::string::npos);
 }
 
-TEST_F(AdminTest, ListsAndFreesAnybodysSessions) {
+TEST_F(AdminTest, ListsAndFreesSessionsOfAnyTenant) {
   const TestServer server = Make();
   const std::string one = MakeSession(server, "a");
   const std::string two = MakeSession(server, "b");
@@ -249,14 +249,15 @@ TEST_F(AdminTest, ListsAndFreesAnybodysSessions) {
   EXPECT_EQ(test::SessionCalls(server, "b").Get(two, gone).error_code(), StatusCode::NOT_FOUND);
 }
 
-TEST_F(AdminTest, EvictsATenant) {
+TEST_F(AdminTest, EvictsATenantsSessions) {
   const TestServer server = Make();
   MakeSession(server, "a");
   v1::EvictTenantRequest request;
   v1::EvictTenantResponse response;
   request.set_tenant("a");
   ASSERT_TRUE(Ask(server, &AdminService::Stub::EvictTenant, request, response).ok());
-  EXPECT_EQ(response.sessions(), 0);  // it has no tokens: session_operator_test has some that do
+  // it has no tokens; session_operator_test evicts sessions with tokens
+  EXPECT_EQ(response.sessions(), 0);
   request.set_tenant("");
   EXPECT_EQ(Ask(server, &AdminService::Stub::EvictTenant, request, response).error_code(),
             StatusCode::INVALID_ARGUMENT);

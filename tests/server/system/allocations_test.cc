@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How often a small call over the server's own transport takes memory from the heap: on the
-// server's threads, as the sanitizer tells of each allocation.
+// Heap allocations of a small call over the server's own transport, on the server's threads. The
+// sanitizer reports each allocation.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -66,7 +66,8 @@ class AllocationsTest : public testing::Test {
         grpc::CreateChannel(server_->addresses().front(), grpc::InsecureChannelCredentials());
   }
 
-  // Allocations of each of kCalls calls by so many callers at once, once as many have been made.
+  // Allocations per call, with this many callers at once that make kCalls calls each, after a
+  // warm-up.
   double OfACall(int callers) {
     AllCall(callers);
     allocations = 0;
@@ -75,7 +76,7 @@ class AllocationsTest : public testing::Test {
     counting = false;
     return static_cast<double>(allocations.load()) / (callers * kCalls);
   }
-  // The same of messages on one stream, with so many in flight.
+  // The same for messages on one stream, with this many in flight.
   double OfAMessage(int in_flight) {
     grpc::ClientContext context;
     const auto stream = v1::AttentionService::NewStub(channel_)->AttendStream(&context);
@@ -121,7 +122,7 @@ class AllocationsTest : public testing::Test {
   std::shared_ptr<grpc::Channel> channel_;
 };
 
-TEST_F(AllocationsTest, OfASmallCallAreFew) {
+TEST_F(AllocationsTest, ASmallCallMakesFewAllocations) {
   const double beside_others = OfACall(kCallers);
   const double alone = OfACall(1);
   RecordProperty("beside_others", std::to_string(beside_others));
@@ -131,7 +132,7 @@ TEST_F(AllocationsTest, OfASmallCallAreFew) {
   EXPECT_LE(alone, 18);
 }
 
-TEST_F(AllocationsTest, OfAStreamsMessageAreFew) {
+TEST_F(AllocationsTest, AStreamsMessageMakesFewAllocations) {
   const double of_a_message = OfAMessage(kCallers);
   RecordProperty("of_a_message", std::to_string(of_a_message));
   EXPECT_GT(of_a_message, 0) << "the sanitizer told of none";

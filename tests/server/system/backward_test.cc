@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests for gradients, all the way through a server on the CPU's kernels: every way in, judged
-// in double precision; what is refused, and in which words.
+// Requests for gradients through a whole server on the CPU's kernels: every way to call, checked in
+// double precision, and refusals with their messages.
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -45,7 +45,7 @@ grpc::Status OnStream(const TestServer& server, const v1::AttendRequest& request
 
 void MetricsOn(Config& config) { config.metrics_listen = "127.0.0.1:0"; }
 
-TEST(Backward, EveryFeatureByEveryWay) {
+TEST(Backward, EveryFeatureHasRightGradientsByEveryWayToCall) {
   const uint64_t seed = FreshSeed();
   for (const auto kind : {TestServer::Devices::kPlain, TestServer::Devices::kStaging,
                           TestServer::Devices::kGathering}) {
@@ -73,7 +73,7 @@ TEST(Backward, EveryFeatureByEveryWay) {
   }
 }
 
-TEST(Backward, GivesWhatIsWanted) {
+TEST(Backward, ReturnsExactlyTheGradientsAskedFor) {
   TestServer server(MetricsOn);
   ProblemSpec spec = MakeSpec(2, 4, 2, 9, 11, 16, 8);
   const uint64_t seed = FreshSeed();
@@ -96,7 +96,7 @@ TEST(Backward, GivesWhatIsWanted) {
             3 * BackwardFlops(a));
 }
 
-TEST(Backward, TheCheckJudgesGradients) {
+TEST(Backward, TheReferenceCheckFindsWrongGradients) {
   TestServer server(MetricsOn);
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < 20; ++n) {
@@ -111,7 +111,7 @@ TEST(Backward, TheCheckJudgesGradients) {
     EXPECT_LE(response.check().rows_checked(), response.check().rows_total());
   }
   EXPECT_EQ(server.Metric("attend_reference_checks_total{result=\"ok\",transport=\"inline\"}"), 20);
-  // LSE of other data.
+  // LSE of different inputs.
   WireGradients gradients(MakeSpec(1, 2, 1, 20, 30, 8, 8), seed);
   gradients.request.set_check(true);
   std::string& lse = *gradients.request.mutable_raw(4);
@@ -120,14 +120,14 @@ TEST(Backward, TheCheckJudgesGradients) {
   ASSERT_TRUE(Backward(server, gradients.request, &response).ok());
   EXPECT_FALSE(response.check().ok());
   EXPECT_THAT(response.check().detail(), HasSubstr("O and LSE are not those of q, k and v"));
-  // It is no fault of the server, which must wake nobody.
+  // Not the server's fault, so no alert may fire.
   EXPECT_EQ(server.Metric("attend_reference_checks_total{result=\"inputs\",transport=\"inline\"}"),
             1);
   EXPECT_EQ(server.Metric("attend_reference_checks_total{result=\"failed\",transport=\"inline\"}"),
             0);
 }
 
-TEST(Backward, TheServerSamplesGradientsToo) {
+TEST(Backward, TheServersSamplingChecksGradientsToo) {
   TestServer server([](Config& config) { config.check_sample = 1; });
   WireGradients gradients(MakeSpec(1, 2, 1, 20, 30, 8, 8), FreshSeed());
   v1::AttendResponse response;
@@ -135,7 +135,7 @@ TEST(Backward, TheServerSamplesGradientsToo) {
   EXPECT_TRUE(response.check().ok()) << response.check().detail();
 }
 
-TEST(Backward, WithoutDLseItIsZero) {
+TEST(Backward, AMissingDLseCountsAsZero) {
   TestServer server;
   WireGradients gradients(MakeSpec(1, 2, 1, 5, 7, 8, 8), FreshSeed());
   std::string& d_lse = *gradients.request.mutable_raw(6);
@@ -149,7 +149,7 @@ TEST(Backward, WithoutDLseItIsZero) {
   for (int n = 0; n < 3; ++n) EXPECT_EQ(with.raw(n), without.raw(n));
 }
 
-TEST(Backward, EmptyTensorsHaveTheirEntries) {
+TEST(Backward, EmptyGradientsHaveTheirEntries) {
   TestServer server;
   for (const auto& [rows, keys] : {std::pair{0, 5}, std::pair{5, 0}, std::pair{0, 0}}) {
     WireGradients gradients(MakeSpec(1, 2, 1, rows, keys, 8, 8), FreshSeed());
@@ -159,7 +159,7 @@ TEST(Backward, EmptyTensorsHaveTheirEntries) {
   }
 }
 
-TEST(Backward, EachCallTakesItsOwn) {
+TEST(Backward, ForwardAndBackwardRequestsAreRefusedByTheOtherCall) {
   TestServer server(MetricsOn);
   WireGradients gradients(MakeSpec(1, 2, 2, 4, 4, 8, 8), 1);
   v1::AttendResponse response;
@@ -181,7 +181,7 @@ struct Bad {
   grpc::StatusCode code = grpc::StatusCode::INVALID_ARGUMENT;
 };
 
-// Of a request B1 Hq4 Hkv2 Lq6 Lk8 D16 Dv8.
+// For a request B1 Hq4 Hkv2 Lq6 Lk8 D16 Dv8.
 const Bad kBad[] = {
     {"no o", [](auto& r) { r.mutable_backward()->clear_o(); }, "backward.o is not set"},
     {"no lse", [](auto& r) { r.mutable_backward()->clear_lse(); }, "backward.lse is not set"},
@@ -212,30 +212,30 @@ const Bad kBad[] = {
     {"a wish", [](auto& r) { r.mutable_backward()->add_wanted(v1::TENSOR_NAME_Q); },
      "an entry of backward.wanted is 1, must be D_Q (9)"},
     {"no bias", [](auto& r) { r.mutable_backward()->add_wanted(v1::TENSOR_NAME_D_BIAS); },
-     "d_bias is asked for, there is no bias"},
+     "d_bias is requested, but there is no bias"},
     {"bias of bits",
      [](auto& r) {
        r.mutable_backward()->add_wanted(v1::TENSOR_NAME_D_BIAS);
        r.mutable_bias()->set_dtype(v1::DTYPE_BIT);
        for (const int64_t dim : {1, 1, 1, 8}) r.mutable_bias()->add_shape(dim);
      },
-     "d_bias is asked for, the bias is a mask of bits"},
+     "d_bias is requested, but the bias is a mask of bits"},
     {"dropout", [](auto& r) { r.set_dropout_p(2); },
      "dropout_p is 2.000000, must be in [0, 1 - 2^-17)"},
     {"no sinks", [](auto& r) { r.mutable_backward()->add_wanted(v1::TENSOR_NAME_D_SINKS); },
-     "d_sinks are asked for, there are no sinks"},
+     "d_sinks are requested, but there are no sinks"},
     {"lse too", [](auto& r) { r.set_return_lse(true); }, "return_lse is set, must be unset with"},
     {"o placed", [](auto& r) { r.mutable_o_placement()->mutable_shared_memory(); },
-     "o_placement is set, o is not asked for"},
+     "o_placement is set, but o is not requested"},
     {"d_bias placed",
      [](auto& r) { r.mutable_backward()->mutable_d_bias_placement()->mutable_shared_memory(); },
-     "backward.d_bias_placement is set, d_bias is not asked for"},
+     "backward.d_bias_placement is set, but d_bias is not requested"},
     {"a kernel", [](auto& r) { r.set_kernel("cuda_flash_sm90"); },
      "kernel cuda_flash_sm90 does not run on cpu", grpc::StatusCode::UNIMPLEMENTED},
     {"a name", [](auto& r) { r.set_kernel("fast"); }, "kernel is \"fast\", must be one of"},
 };
 
-TEST(Backward, WhatIsWrongIsNamed) {
+TEST(Backward, ErrorsNameFieldAndBound) {
   TestServer server;
   for (const Bad& bad : kBad) {
     SCOPED_TRACE(bad.name);
@@ -251,7 +251,7 @@ TEST(Backward, WhatIsWrongIsNamed) {
   EXPECT_TRUE(Backward(server, good.request, &response).ok());
 }
 
-TEST(Backward, SessionsHaveNoGradients) {
+TEST(Backward, GradientsOfSessionsAreRefused) {
   TestServer server([](Config& config) { config.session_memory_bytes = int64_t{32} << 20; });
   SessionCalls calls(server);
   v1::CreateSessionRequest create;

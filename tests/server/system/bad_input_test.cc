@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every way a request can be wrong, sent to a real server: each gets its status and a message that
-// names field, value and bound, changes nothing else, and the next good request is answered.
+// Every way in which a request can be invalid, sent to a real server: each gets its status and a
+// message that names field, value and bound, changes nothing else, and the next valid request is
+// answered.
 
 #include <gtest/gtest.h>
 
@@ -34,7 +35,7 @@ class BadInputTest : public ::testing::Test {
   }
 
   void ExpectNothingHeld() {
-    // Counted down, and memory given back, a moment after the client has its answer.
+    // The count and the memory are released a moment after the client has its answer.
     while (server_.server().engine().inflight() > 0) usleep(100);
     while (server_.server().engine().host_pool().used_bytes() > 0) usleep(100);
   }
@@ -64,15 +65,16 @@ class BadInputTest : public ::testing::Test {
   std::unique_ptr<v1::AttentionService::Stub> stub_ = server_.Stub();
 };
 
-TEST_F(BadInputTest, Shapes) { Try(test::BadShapes()); }
-TEST_F(BadInputTest, Matches) { Try(test::BadMatches()); }
-TEST_F(BadInputTest, Bytes) { Try(test::BadBytes()); }
-TEST_F(BadInputTest, Values) { Try(test::BadValues()); }
-TEST_F(BadInputTest, Terms) { Try(test::BadTerms()); }
-TEST_F(BadInputTest, Lengths) { Try(test::BadLengths()); }
-TEST_F(BadInputTest, Biases) { Try(test::BadBiases()); }
+TEST_F(BadInputTest, BadShapesAreRefused) { Try(test::BadShapes()); }
+TEST_F(BadInputTest, MismatchedTensorsAreRefused) { Try(test::BadMatches()); }
+TEST_F(BadInputTest, WrongByteCountsAreRefused) { Try(test::BadBytes()); }
+TEST_F(BadInputTest, BadValuesAreRefused) { Try(test::BadValues()); }
+TEST_F(BadInputTest, BadTermsAreRefused) { Try(test::BadTerms()); }
+TEST_F(BadInputTest, BadLengthsAreRefused) { Try(test::BadLengths()); }
+TEST_F(BadInputTest, BadBiasesAreRefused) { Try(test::BadBiases()); }
+TEST_F(BadInputTest, BadTreesAreRefused) { Try(test::BadTrees()); }
 
-TEST(BadInputMetricsTest, AreCountedAndLogged) {
+TEST(BadInputMetricsTest, BadRequestsAreCountedAndLogged) {
   TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   const auto stub = server.Stub();
   v1::AttendRequest request = test::PlainWireProblem(1).request;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reference checks, all the way through a server: LSE is judged whether it is returned or not, and
-// what cannot be judged is answered and said.
+// Reference checks through a whole server: LSE is checked whether it is returned or not, and an
+// answer that cannot be judged is sent with that verdict.
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -28,8 +28,8 @@ grpc::Status Attend(const TestServer& server, const v1::AttendRequest& request,
   return server.Stub()->Attend(&context, request, response);
 }
 
-// By a client's wish, or by the server's.
-TEST(Check, LseIsJudgedWhetherItIsReturnedOrNot) {
+// At the client's request, or by the server's sampling.
+TEST(Check, LseIsCheckedWhetherItIsReturnedOrNot) {
   for (const bool asked : {true, false}) {
     TestServer server([&](Config& config) { config.check_sample = asked ? 0 : 1; });
     for (const bool wrong : {false, true}) {
@@ -70,8 +70,8 @@ TEST(Check, WithoutACheckNoLseIsComputed) {
   EXPECT_FALSE(computed);
 }
 
-// A mask of -1e9 on whole rows leaves their weights open in fp32.
-TEST(Check, WhatCannotBeJudgedIsAnsweredAndSaid) {
+// With a mask of -1e9 on whole rows, fp32 does not determine their weights.
+TEST(Check, AnUndecidableCheckStillAnswersAndIsReported) {
   TestServer server([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   ProblemSpec spec = MakeSpec(1, 2, 1, 6, 20, 8, 8);
   spec.problem.has_bias = true;

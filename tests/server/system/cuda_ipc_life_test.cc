@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lent memory whose client goes while it is used, events that are not reached yet, devices that do
-// not give memory back, and servers that end meanwhile. Nothing may stay imported.
+// Lent memory whose client leaves during a request, events that are not reached yet, devices that
+// do not release memory, and servers that end meanwhile. No import may be left open.
 
 #include <spdlog/sinks/null_sink.h>
 
@@ -27,7 +27,7 @@ using grpc::StatusCode;
 using test::RegionClient;
 using test::WireProblem;
 
-TEST_F(CudaIpcTest, ARequestInFlightKeepsWhatWasLent) {
+TEST_F(CudaIpcTest, ARequestInFlightKeepsItsImports) {
   for (const bool release : {false, true}) {
     SCOPED_TRACE(release);
     StartIpc();
@@ -69,7 +69,7 @@ TEST_F(CudaIpcTest, ARequestInFlightKeepsWhatWasLent) {
   }
 }
 
-TEST_F(CudaIpcTest, WaitsForTheClientsEventAndOthersDoNot) {
+TEST_F(CudaIpcTest, OnlyARequestOverTheImportWaitsForItsEvent) {
   StartIpc([](Config& config) { config.lanes = 2; });
   RegionClient client(path());
   std::vector<std::future<grpc::Status>> calls;
@@ -82,7 +82,7 @@ TEST_F(CudaIpcTest, WaitsForTheClientsEventAndOthersDoNot) {
     regions.push_back(Lend(client, Allocate(65536), 0, event));
     problems.push_back(Shared(*regions.back(), n));
   }
-  // What stands there before the event must not be computed.
+  // The memory's contents before the event must not be computed.
   std::vector<std::string> inputs;
   for (const auto& region : regions) {
     inputs.emplace_back(region->data(), 3072);
@@ -108,7 +108,7 @@ TEST_F(CudaIpcTest, WaitsForTheClientsEventAndOthersDoNot) {
   }
 }
 
-// Q, K and V of their own events, and one region twice.
+// Q, K and V with an event each, and one region used twice.
 TEST_F(CudaIpcTest, ARequestWaitsForTheEventsOfAllItsRegions) {
   StartIpc();
   RegionClient client(path());
@@ -130,7 +130,7 @@ TEST_F(CudaIpcTest, ARequestWaitsForTheEventsOfAllItsRegions) {
   EXPECT_EQ(test::Judge(problem, test::WithBytes(*first, response)), "");
 }
 
-// A device that gives memory back only when the test lets it; it computes nothing.
+// A device that closes imports only when the test allows it; it computes nothing.
 class HeldDevice final : public Backend {
  public:
   HeldDevice() { info_.uuid = test::TestServer::DeviceUuid(0); }
@@ -179,8 +179,8 @@ class HeldDevice final : public Backend {
   int imported_ = 0;
 };
 
-// Who releases waits alone, however long the device takes.
-TEST(LentMemoryHeldTest, AReleaseThatTakesLongStopsNobodyElse) {
+// Only the releasing client waits, however long the device takes.
+TEST(LentMemoryHeldTest, ASlowReleaseDoesNotDelayOtherClients) {
   std::string pattern = std::filesystem::temp_directory_path() / "attend-held-XXXXXX";
   const std::filesystem::path folder = mkdtemp(pattern.data());
   {
@@ -207,15 +207,16 @@ TEST(LentMemoryHeldTest, AReleaseThatTakesLongStopsNobodyElse) {
     ASSERT_TRUE(release(gone, gone.Import(device.ImportOf()).imported().token()));
     gone.Close();
     for (int i = 0; i < 3; ++i) {
-      // What is released now lies behind the stuck one; with two the client's bound is reached, and
-      // Create says so rather than wait for them.
+      // Releases from now on queue behind the stuck one. With two of them the client's bound is
+      // reached, and Create reports that instead of waiting.
       const v1::RegionReply made = other.TryCreate(4096);
       EXPECT_EQ(made.has_created(), i < 2) << made.ShortDebugString();
       if (i < 2) {
         EXPECT_TRUE(other.Release(made.created().token()).has_released());
       }
     }
-    while (registry.stats().clients != 2) std::this_thread::yield();  // one that waits may go
+    // a client that waits may disconnect
+    while (registry.stats().clients != 2) std::this_thread::yield();
     device.Release();
     const auto reply = stuck.Receive();
     EXPECT_TRUE(reply && reply->has_released());
@@ -225,12 +226,12 @@ TEST(LentMemoryHeldTest, AReleaseThatTakesLongStopsNobodyElse) {
   std::filesystem::remove_all(folder);
 }
 
-TEST_F(CudaIpcTest, AnEndWithImportsOpen) {
+TEST_F(CudaIpcTest, TheServersEndClosesAllImports) {
   StartIpc();
   RegionClient client(path());
   const auto region = Lend(client, Allocate(65536));
   stub_.reset();
-  server_.reset();  // the device asserts at its end that nothing is imported
+  server_.reset();  // the device asserts on destruction that nothing is imported
   EXPECT_FALSE(client.Receive().has_value());
 }
 

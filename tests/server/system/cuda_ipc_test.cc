@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests over memory of a device that clients lend, through whole servers with devices whose
-// memory is the test's own: what is answered and what is refused.
+// Requests over device memory lent by clients, through whole servers whose devices use the test's
+// own memory: answers and refusals.
 
 #include <spdlog/sinks/null_sink.h>
 
@@ -23,7 +23,7 @@ TEST_F(CudaIpcTest, AnswersAnyRequestInPlace) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   StartIpc();
-  server_->backend().MoveSpans();  // what is not in place is computed in copies
+  server_->backend().MoveSpans();  // tensors not in place are computed in copies
   RegionClient client(path());
   for (int i = 0; i < std::max(20, static_cast<int>(60 * test::TestScale())); ++i) {
     WireProblem problem = test::RandomWireProblem(seed + i);
@@ -33,7 +33,7 @@ TEST_F(CudaIpcTest, AnswersAnyRequestInPlace) {
     for (const std::string& raw : problem.request.raw()) bytes += static_cast<int64_t>(raw.size());
     const auto region = Lend(client, Allocate(bytes), kTensorAlignBytes * (i % 3));
     const int64_t behind = test::PutTensors(*region, kTensorAlignBytes * (i % 4), &problem.request);
-    const bool placed = i % 3 != 0;  // else O and LSE come in the answer
+    const bool placed = i % 3 != 0;  // otherwise O and LSE come in the answer
     if (placed) test::PlaceOutputs(*region, behind, BytesO(p), &problem.request);
     v1::AttendResponse response;
     const grpc::Status status = Attend(problem.request, &response);
@@ -49,7 +49,7 @@ TEST_F(CudaIpcTest, AnswersAnyRequestInPlace) {
   EXPECT_EQ(imported(), 0);
 }
 
-TEST_F(CudaIpcTest, TensorsOfAllKindsMixAndAreCountedByTheirs) {
+TEST_F(CudaIpcTest, TensorsOfAllKindsMixAndAreCountedByKind) {
   StartIpc([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   server_->backend().MoveSpans();
   RegionClient client(path());
@@ -89,7 +89,7 @@ TEST_F(CudaIpcTest, TensorsOfAllKindsMixAndAreCountedByTheirs) {
 }
 
 // However busy that device is.
-TEST_F(CudaIpcTest, TheDeviceWithTheTensorsComputes) {
+TEST_F(CudaIpcTest, TheDeviceThatHasTheTensorsComputes) {
   StartIpc({}, 2);
   RegionClient client(path());
   for (const int device : {1, 0, 1, 1}) {
@@ -112,7 +112,7 @@ TEST_F(CudaIpcTest, TensorsOnTwoDevicesAreRefused) {
   WireProblem problem = Shared(*first, 4);
   problem.request.mutable_k()->mutable_shared_memory()->set_region(second->token());
   ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT,
-                "k is in memory of cpu1, other tensors in that of cpu");
+                "k is in memory of cpu1, other tensors are in that of cpu");
   problem = Shared(*first, 4);
   problem.request.mutable_o_placement()->mutable_shared_memory()->set_region(second->token());
   ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT, "o_placement is in memory of");
@@ -142,7 +142,7 @@ TEST_F(CudaIpcTest, TensorsOnAnotherDeviceThanTheSessionAreRefused) {
     problem.request.add_sessions()->set_session(session.id());
     if (device == 1) {
       ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT,
-                    "sessions are on another device than cpu1");
+                    "sessions are on another device than the request's tensors");
       continue;
     }
     v1::AttendResponse response;
@@ -151,7 +151,7 @@ TEST_F(CudaIpcTest, TensorsOnAnotherDeviceThanTheSessionAreRefused) {
   }
 }
 
-TEST_F(CudaIpcTest, ALostDevicesTensorsAreUnavailable) {
+TEST_F(CudaIpcTest, TensorsOnALostDeviceAreUnavailable) {
   StartIpc({}, 2);
   RegionClient client(path());
   const auto region = Lend(client, Allocate(1 << 16, 1));
@@ -191,12 +191,14 @@ TEST_F(CudaIpcTest, ImportsThatDoNotFitAreRefused) {
   refuse(ImportOf(memory, 0, 0), Code::kInvalidArgument, "bytes is 0");
   refuse(ImportOf(memory, 16, 256), Code::kInvalidArgument,
          "offset is 16, must be a multiple of 256");
-  refuse(ImportOf(memory, 0, 65537), Code::kInvalidArgument, "the allocation has 65536");
-  refuse(ImportOf(memory, 256, 65536), Code::kInvalidArgument, "offset is 256 and bytes 65536");
+  refuse(ImportOf(memory, 0, 65537), Code::kInvalidArgument,
+         "must end within the allocation's 65536");
+  refuse(ImportOf(memory, 256, 65536), Code::kInvalidArgument, "offset is 256 and bytes is 65536");
   refuse(ImportOf(memory, 65536, 1), Code::kInvalidArgument, "offset is 65536");
   refuse(ImportOf(memory, UINT64_MAX - 255, 512), Code::kInvalidArgument,
-         "the allocation has 65536");
-  refuse(ImportOf(memory, 256, UINT64_MAX), Code::kInvalidArgument, "the allocation has 65536");
+         "must end within the allocation's 65536");
+  refuse(ImportOf(memory, 256, UINT64_MAX), Code::kInvalidArgument,
+         "must end within the allocation's 65536");
   server_->backend().RefuseImports(Status(Code::kAlreadyExists, "mapped before"));
   refuse(ImportOf(memory, 0, 65536), Code::kAlreadyExists, "mapped before");
   server_->backend().RefuseImports(Status());
@@ -205,12 +207,12 @@ TEST_F(CudaIpcTest, ImportsThatDoNotFitAreRefused) {
   EXPECT_EQ(imported(), 1);
 }
 
-TEST_F(CudaIpcTest, RefusesPlacesThatAreNotTheRequests) {
+TEST_F(CudaIpcTest, BadPlacesAreRefused) {
   StartIpc();
   RegionClient client(path());
   const Allocation memory = Allocate(65536);
   const auto region = Lend(client, memory);
-  const auto again = Lend(client, memory, 256);  // the same bytes, 256 further
+  const auto again = Lend(client, memory, 256);  // the same memory, 256 bytes later
   const WireProblem good = Shared(*region, 6);
   const auto with = [&](const std::function<void(v1::AttendRequest&)>& change) {
     v1::AttendRequest request = good.request;
@@ -250,7 +252,7 @@ TEST_F(CudaIpcTest, RefusesPlacesThatAreNotTheRequests) {
   EXPECT_EQ(test::Judge(const_cast<WireProblem&>(good), test::WithBytes(*region, response)), "");
 }
 
-TEST_F(CudaIpcTest, ClientsHaveTheirOwnImportsAndABoundOnThem) {
+TEST_F(CudaIpcTest, ImportsBelongToTheirClientAndAreBounded) {
   StartIpc([](Config& config) { config.shared_memory_client_regions = 3; });
   RegionClient client(path()), thief(path());
   const Allocation memory = Allocate(65536);
@@ -267,7 +269,7 @@ TEST_F(CudaIpcTest, ClientsHaveTheirOwnImportsAndABoundOnThem) {
   Lend(client, memory);
 }
 
-TEST_F(CudaIpcTest, TheServersOwnChecksLeaveThemOut) {
+TEST_F(CudaIpcTest, TheServersOwnChecksSkipLentTensors) {
   StartIpc([](Config& config) {
     config.reference_check = "all";
     config.check_sample = 1;
@@ -284,7 +286,7 @@ TEST_F(CudaIpcTest, TheServersOwnChecksLeaveThemOut) {
   EXPECT_TRUE(response.has_check());
 }
 
-TEST_F(CudaIpcTest, TheServerSaysWhatItAllows) {
+TEST_F(CudaIpcTest, TheServersInfoHasItsLimits) {
   StartIpc();
   grpc::ClientContext context;
   v1::GetServerInfoResponse info;
@@ -294,7 +296,7 @@ TEST_F(CudaIpcTest, TheServerSaysWhatItAllows) {
   EXPECT_EQ(info.devices(0).uuid(), TestServer::DeviceUuid(0));
 }
 
-TEST_F(CudaIpcTest, OffItIsUnimplementedAndSaysHowToTurnItOn) {
+TEST_F(CudaIpcTest, DisabledItIsUnimplementedAndNamesTheSetting) {
   Start();
   RegionClient client(path());
   v1::ImportCudaMemory lent;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole servers over several devices, as clients and Prometheus see them.
+// Whole servers with several devices, as seen by clients and Prometheus.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ TEST(DevicesServerTest, ALostDeviceIsReportedAndTheOtherServes) {
   EXPECT_EQ(attend(test::PlainWireProblem(seed, 64), &response), StatusCode::UNAVAILABLE)
       << "none is left";
   EXPECT_EQ(server.backend(1).submitted_items(), before + 1);
-  EXPECT_EQ(probe("/readyz") + probe("/healthz"), "not ready\nevery device is lost\n");
+  EXPECT_EQ(probe("/readyz") + probe("/healthz"), "not ready\nall devices are lost\n");
 }
 
 }  // namespace

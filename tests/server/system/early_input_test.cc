@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Large messages that are received where they are computed: who holds memory for them and how long,
-// and that they are answered as others.
+// Large messages whose tensors are received in their final place: the memory held for them and for
+// how long, and that they are answered like others.
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ class EarlyInputSystemTest : public ::testing::Test {
     EXPECT_EQ(connect(client.socket.get(), reinterpret_cast<sockaddr*>(&to), sizeof to), 0);
     return client;
   }
-  // Sends half of the message and waits until it is there.
+  // Sends half of the message.
   int32_t SendHalf(ConnectedClient& client, const WireProblem& problem) {
     const int32_t id = client->Begin(kAttend);
     const std::string framed = Framed(problem.request.SerializeAsString());
@@ -66,7 +66,7 @@ class EarlyInputSystemTest : public ::testing::Test {
   std::optional<TestServer> server_;
 };
 
-TEST_F(EarlyInputSystemTest, HoldTheirTensorsMemoryWhileTheyCome) {
+TEST_F(EarlyInputSystemTest, AnIncompleteMessageHoldsItsTensorsMemory) {
   server_.emplace();
   ConnectedClient client = Connect();
   const WireProblem problem = Large(1);
@@ -77,7 +77,7 @@ TEST_F(EarlyInputSystemTest, HoldTheirTensorsMemoryWhileTheyCome) {
   EXPECT_TRUE(NothingHeld());
 }
 
-TEST_F(EarlyInputSystemTest, GiveItBackIfTheyEndBefore) {
+TEST_F(EarlyInputSystemTest, AnAbandonedMessageFreesItsMemory) {
   server_.emplace();
   for (const bool reset : {true, false}) {
     ConnectedClient client = Connect();
@@ -99,7 +99,7 @@ TEST_F(EarlyInputSystemTest, GiveItBackIfTheyEndBefore) {
   EXPECT_TRUE(NothingHeld());
 }
 
-TEST_F(EarlyInputSystemTest, AServerEndsWithHalfAMessage) {
+TEST_F(EarlyInputSystemTest, AServerCanEndDuringAMessage) {
   server_.emplace();
   ConnectedClient client = Connect();
   SendHalf(client, Large(4));
@@ -107,7 +107,7 @@ TEST_F(EarlyInputSystemTest, AServerEndsWithHalfAMessage) {
   server_.reset();
 }
 
-TEST_F(EarlyInputSystemTest, HaveAnEighthOfTheMemoryTogether) {
+TEST_F(EarlyInputSystemTest, IncompleteMessagesHoldAtMostAnEighthOfTheMemory) {
   server_.emplace([](Config& config) { config.memory_budget_bytes = 16 << 20; });
   std::vector<ConnectedClient> clients;
   std::vector<int32_t> ids;
@@ -125,8 +125,8 @@ TEST_F(EarlyInputSystemTest, HaveAnEighthOfTheMemoryTogether) {
   EXPECT_TRUE(NothingHeld());
 }
 
-// Those of several calls of a connection among one another, in frames of any size.
-TEST_F(EarlyInputSystemTest, ComeInAnyPieces) {
+// Messages of several calls of a connection interleave, in frames of any size.
+TEST_F(EarlyInputSystemTest, InterleavedMessagesInFramesOfAnySizeAreAnswered) {
   server_.emplace();
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));

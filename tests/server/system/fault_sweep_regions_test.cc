@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The fault sweep's part for regions: the N-th registration of a region's pages fails, the N-th
-// import of a device's memory, and the N-th of an event, for every N.
+// The fault sweep for regions: the N-th registration of a region's pages, the N-th import of device
+// memory and the N-th import of an event fail, for every N.
 
 #include <memory>
 #include <string>
@@ -15,8 +15,8 @@ namespace {
 
 using test::RegionClient;
 
-// The system does not let a region's pages be locked: its client is told, nobody else notices.
-TEST_F(SharedMemoryTest, TheNthRegistrationFails) {
+// The system refuses to lock a region's pages: its client is told, and other clients do not notice.
+TEST_F(SharedMemoryTest, AFailedRegistrationAffectsOnlyItsClient) {
   constexpr int kRegions = 4;
   const std::string text = "page-locking 123 bytes: cudaErrorPretend";
   Start();
@@ -51,7 +51,7 @@ class FaultSweepImportsTest : public CudaIpcTest {
   static constexpr int kImports = 4;
   static constexpr int64_t kImportBytes = 1 << 16;
 
-  // A client lends each allocation with an event; the n-th is refused. Gives the others.
+  // A client lends each allocation with an event; the n-th is refused. Returns the others.
   std::vector<std::unique_ptr<test::MappedRegion>> LendAllBut(int n, const Status& fault,
                                                               RegionClient& client) {
     const RegionRegistry::Stats before = stats();
@@ -87,9 +87,9 @@ class FaultSweepImportsTest : public CudaIpcTest {
   std::vector<Allocation> allocations_;
 };
 
-// The device does not take a client's memory, or its event: the client is told, may lend the same
-// again, and nobody else notices.
-TEST_F(FaultSweepImportsTest, TheNthImportFails) {
+// The device refuses a client's memory or event: the client is told and may lend the same again,
+// and other clients do not notice.
+TEST_F(FaultSweepImportsTest, AFailedImportAffectsOnlyItsClient) {
   struct Fault {
     const char* name;
     void (test::FakeBackend::*fail)(int, Status);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The N-th call of every entry point of the backend's interface fails, for every N, under a whole
-// server with callers of every kind: each call ends once, with a right answer or the one status
-// that names the fault; nothing is kept; and the server serves on, or says that it cannot. For
-// regions and imports see fault_sweep_regions_test.cc, for stagings chunked_staging_test.cc.
+// The N-th call of every entry point of the backend's interface fails, for every N, in a whole
+// server with callers of every kind: each call ends once, with the right answer or the status of
+// the fault; nothing is leaked; and the server keeps serving, or reports that it cannot. For
+// regions and imports see fault_sweep_regions_test.cc, for staging chunked_staging_test.cc.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ void Settings(Config& config) {
   config.copy_threads = 2;
 }
 
-// Callers of every kind, all at once. May be run again and again.
+// Callers of every kind, all at once. Can be run repeatedly.
 class Workload {
  public:
   Workload() {
@@ -73,7 +73,7 @@ class Workload {
   }
   static constexpr int kRequests = 3 + 2 + 4 + 2 + 2 + 2;
 
-  // How each request ended. Answers that are OK have been checked.
+  // How each request ended. OK answers have been checked.
   std::vector<grpc::Status> Run(TestServer& server) {
     std::vector<grpc::Status> ends[5];
     std::vector<std::thread> callers;
@@ -90,7 +90,7 @@ class Workload {
     return all;
   }
 
-  // Of the last chunked request that was admitted; empty if none was.
+  // Id of the last chunked request that was admitted; empty if there was none.
   const std::string& token() const { return token_; }
 
  private:
@@ -187,7 +187,7 @@ struct Expected {
   std::string text;  // in every message
 };
 
-// How many have failed; each as it should.
+// Number of failed requests; each must have the expected status.
 int CountFailed(const std::vector<grpc::Status>& ends, const Expected& expected) {
   EXPECT_EQ(ends.size(), size_t{Workload::kRequests});
   int failed = 0;
@@ -206,7 +206,7 @@ int CountLines(const std::string& log, const std::string& what) {
   return count;
 }
 
-// Each request ends by one line in the log.
+// Each request ends with one log line.
 void ExpectEnds(const TestServer& server, int requests) {
   const std::string log = server.log();
   EXPECT_EQ(CountLines(log, "request done id=") + CountLines(log, "request failed id="), requests);
@@ -214,14 +214,14 @@ void ExpectEnds(const TestServer& server, int requests) {
 
 class FaultSweepTest : public SharedMemoryTest {
  protected:
-  // In place of the server before, if there was one.
+  // Replaces the previous server, if there was one.
   TestServer& StartAnew(int devices = 1) {
     server_.reset();
     std::filesystem::remove_all(folder_);
     Start(Settings, devices);
     return *server_;
   }
-  // A header that takes the whole share of incomplete uploads is admitted: nobody else holds any.
+  // A header that takes the whole share of incomplete uploads is admitted: it is the only one.
   void ExpectTheWholeUploadShare() {
     v1::AttendRequest header;
     const auto set = [](v1::Tensor* tensor, int64_t length, int64_t dim) {
@@ -276,7 +276,7 @@ Expected ExpectedOf(const Status& status) {
   return {static_cast<StatusCode>(status.code()), status.message()};
 }
 
-TEST_F(FaultSweepTest, TheNthCallOfALaneFails) {
+TEST_F(FaultSweepTest, AFailedCallOfALaneEndsOnlyItsRequests) {
   TestServer& server = StartAnew();
   FakeBackend& backend = server.backend();
   backend.SetCompute(Compute);
@@ -313,7 +313,7 @@ TEST_F(FaultSweepTest, TheNthCallOfALaneFails) {
   EXPECT_TRUE(server.server().Drain(std::chrono::seconds(60)));
 }
 
-TEST_F(FaultSweepTest, TheDeviceIsLostAtTheNthBatch) {
+TEST_F(FaultSweepTest, ALostDeviceEndsItsRequestsAndIsReported) {
   Workload workload;
   for (int n = 1; n <= Workload::kRequests; ++n) {
     SCOPED_TRACE("batch " + std::to_string(n));
@@ -329,7 +329,7 @@ TEST_F(FaultSweepTest, TheDeviceIsLostAtTheNthBatch) {
       continue;
     }
     EXPECT_GE(failed, 1);
-    // For good, and whoever asks is told.
+    // For good, and the server reports it when asked.
     EXPECT_EQ(CountFailed(workload.Run(server), {StatusCode::UNAVAILABLE, "no device is healthy"}),
               Workload::kRequests);
     EXPECT_EQ(test::CheckHealth(server.Connect(), kService), Health::kNotServing);
@@ -338,12 +338,12 @@ TEST_F(FaultSweepTest, TheDeviceIsLostAtTheNthBatch) {
     grpc::ClientContext context;
     ASSERT_TRUE(server.Stub()->GetServerInfo(&context, {}, &info).ok());
     EXPECT_FALSE(info.devices(0).healthy());
-    EXPECT_EQ(CountLines(server.log(), "device is lost device=\"cpu\"\n"), 1);
+    EXPECT_EQ(CountLines(server.log(), "device lost device=\"cpu\"\n"), 1);
     WaitUntilEmpty();
   }
 }
 
-TEST_F(FaultSweepTest, OneDeviceOfTwoIsLost) {
+TEST_F(FaultSweepTest, OneLostDeviceOfTwoLeavesTheServerServing) {
   TestServer& server = StartAnew(2);
   Workload workload;
   for (const int i : {0, 1}) server.backend(i).SetCompute(Compute);
@@ -359,7 +359,7 @@ TEST_F(FaultSweepTest, OneDeviceOfTwoIsLost) {
   EXPECT_EQ(test::CheckHealth(server.Connect(), kService), Health::kNotServing);
 }
 
-// What a server does whose devices are `backends`.
+// The result of starting a server whose devices are `backends`.
 Status StartOf(std::vector<std::unique_ptr<Backend>> backends) {
   Config config;
   Settings(config);
@@ -370,7 +370,7 @@ Status StartOf(std::vector<std::unique_ptr<Backend>> backends) {
   return Server::Start(config, std::move(backends), logger).status();
 }
 
-TEST(FaultSweepStartTest, TheNthLaneCannotBeMade) {
+TEST(FaultSweepStartTest, AFailedLaneFailsTheStart) {
   constexpr int kDevices = 2;
   for (int n = 0; n < kDevices * kLanes; ++n) {
     std::vector<std::unique_ptr<Backend>> backends;
@@ -386,14 +386,14 @@ TEST(FaultSweepStartTest, TheNthLaneCannotBeMade) {
   }
 }
 
-TEST(FaultSweepStartTest, TheHostHasNotTheMemoryOfTheBudget) {
+TEST(FaultSweepStartTest, AHostWithoutTheBudgetsMemoryFailsTheStart) {
   auto backend = std::make_unique<FakeBackend>();
-  backend->FailAllocate(1, ResourceExhausted("page-locking 123 bytes of host memory"));
+  backend->FailAllocate(1, ResourceExhausted("page-locking 123 bytes"));
   std::vector<std::unique_ptr<Backend>> backends;
   backends.push_back(std::move(backend));
   const Status status = StartOf(std::move(backends));
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
-  EXPECT_EQ(status.message(), "taking the memory budget: page-locking 123 bytes of host memory");
+  EXPECT_EQ(status.message(), "cannot allocate the memory budget: page-locking 123 bytes");
 }
 
 }  // namespace

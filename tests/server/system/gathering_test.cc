@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests whose tensors a device reads where their messages arrived: what is read so and what is
-// copied, with the same answers, and that everything comes back.
+// Requests whose tensors a device reads where their messages arrived: which are gathered and which
+// are copied, with the same answers, and all memory is returned.
 
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -36,7 +36,7 @@ class GatheringTest : public ::testing::Test {
     (void)IsGathered(test::PlainWireProblem(99, 256, 256));
     first_items_ = server_->backend().gathered_items();
   }
-  // Judged; whether its tensors were read where they arrived.
+  // Checks the answer. Returns whether the tensors were read where they arrived.
   bool IsGathered(WireProblem problem) {
     const int64_t before = server_->backend().gathered_items();
     grpc::ClientContext context;
@@ -46,7 +46,7 @@ class GatheringTest : public ::testing::Test {
     EXPECT_EQ(test::Judge(problem, response), "");
     return server_->backend().gathered_items() > before;
   }
-  // Soon: the transport lets go of an answer when it has sent it.
+  // Within a moment: the transport releases an answer once it has been sent.
   void ExpectNothingHeld() {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     Engine& engine = server_->server().engine();
@@ -65,10 +65,10 @@ class GatheringTest : public ::testing::Test {
 
 // 2 heads x 80 rows x 64 fp32, three tensors: 120 KiB.
 WireProblem Medium(uint64_t seed) { return test::PlainWireProblem(seed, 80, 64); }
-// Above what a loop copies: 1.5 MiB.
+// Above the size that a loop copies: 1.5 MiB.
 WireProblem Large(uint64_t seed) { return test::PlainWireProblem(seed, 256, 256); }
 
-TEST_F(GatheringTest, TensorsAreReadWhereTheyArrived) {
+TEST_F(GatheringTest, LargeTensorsAreReadWhereTheyArrived) {
   Start([](Config& config) { config.metrics_listen = "127.0.0.1:0"; });
   const double before = server_->Metric("attend_read_in_place_bytes_total");
   EXPECT_TRUE(IsGathered(Medium(1)));
@@ -81,7 +81,7 @@ TEST_F(GatheringTest, TensorsAreReadWhereTheyArrived) {
   ExpectNothingHeld();
 }
 
-TEST_F(GatheringTest, AnyFeaturesInAnyLayout) {
+TEST_F(GatheringTest, AnyFeaturesInAnyLayoutAreAnsweredRight) {
   Start();
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -91,7 +91,7 @@ TEST_F(GatheringTest, AnyFeaturesInAnyLayout) {
   ExpectNothingHeld();
 }
 
-TEST_F(GatheringTest, SmallOnesAndCheckedOnesAreCopied) {
+TEST_F(GatheringTest, SmallAndCheckedRequestsAreCopied) {
   Start();
   EXPECT_FALSE(IsGathered(test::PlainWireProblem(3)));
   for (const auto& make : {Medium, Large}) {
@@ -101,21 +101,21 @@ TEST_F(GatheringTest, SmallOnesAndCheckedOnesAreCopied) {
   }
 }
 
-TEST_F(GatheringTest, WhatRunsInPartsIsCopied) {
+TEST_F(GatheringTest, RequestsInPartsAreCopied) {
   Start();
   server_->backend().CutItems([](const Problem& problem) { return problem.len_q == 256; }, 2);
   EXPECT_FALSE(IsGathered(Large(6)));
   EXPECT_TRUE(IsGathered(Medium(7)));
 }
 
-TEST_F(GatheringTest, WhatArrivedElsewhereIsCopied) {
+TEST_F(GatheringTest, MessagesOutsideBlocksAreCopied) {
   Start([](Config& config) { config.receive_memory_bytes = 0; });
   EXPECT_FALSE(IsGathered(Medium(50)));
   EXPECT_FALSE(IsGathered(Large(51)));
 }
 
 // Waiting requests must not keep all of the memory where the next messages arrive.
-TEST_F(GatheringTest, SoManyAreKeptAndTheRestIsCopied) {
+TEST_F(GatheringTest, GatheringBeyondItsBoundIsCopied) {
   Start([](Config& config) {
     config.lanes = 1;
     config.message_memory_max_bytes = 8 << 20;  // an eighth may be kept
@@ -148,7 +148,7 @@ TEST_F(GatheringTest, SoManyAreKeptAndTheRestIsCopied) {
   EXPECT_TRUE(IsGathered(Medium(31))) << "their share is free again";
 }
 
-TEST_F(GatheringTest, StreamsToo) {
+TEST_F(GatheringTest, StreamsGatherToo) {
   Start();
   grpc::ClientContext context;
   const auto stream = stub_->AttendStream(&context);
@@ -172,7 +172,7 @@ TEST_F(GatheringTest, StreamsToo) {
   ExpectNothingHeld();
 }
 
-TEST_F(GatheringTest, FailuresAndCancellationsGiveEverythingBack) {
+TEST_F(GatheringTest, FailuresAndCancellationsFreeAllMemory) {
   Start([](Config& config) { config.lanes = 1; });
   server_->backend().FailItem(1, Internal("planted fault"));
   const WireProblem problem = Medium(40);
@@ -199,7 +199,7 @@ TEST_F(GatheringTest, FailuresAndCancellationsGiveEverythingBack) {
   ExpectNothingHeld();
 }
 
-TEST_F(GatheringTest, DeadlinesAndALostDeviceGiveEverythingBack) {
+TEST_F(GatheringTest, DeadlinesAndALostDeviceFreeAllMemory) {
   Start([](Config& config) { config.lanes = 1; });
   server_->backend().Hold();
   const WireProblem problem = Medium(80);
@@ -208,8 +208,12 @@ TEST_F(GatheringTest, DeadlinesAndALostDeviceGiveEverythingBack) {
   std::thread first([&] { (void)stub_->Attend(&running, problem.request, &response); });
   server_->backend().WaitForWaiting(1);
   late.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
-  EXPECT_EQ(stub_->Attend(&late, problem.request, &late_response).error_code(),
-            StatusCode::DEADLINE_EXCEEDED);
+  const grpc::Status too_late = stub_->Attend(&late, problem.request, &late_response);
+  // On slow machines it ends as soon as it would be late even alone, which names the deadline.
+  EXPECT_TRUE(too_late.error_code() == StatusCode::DEADLINE_EXCEEDED ||
+              (too_late.error_code() == StatusCode::RESOURCE_EXHAUSTED &&
+               too_late.error_message().starts_with("deadline: ")))
+      << too_late.error_code() << " " << too_late.error_message();
   server_->WaitForQueued(0);
   std::thread second([&] {
     EXPECT_EQ(stub_->Attend(&lost, problem.request, &lost_response).error_code(),

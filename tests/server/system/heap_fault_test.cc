@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The N-th allocation of the process fails, for every N of a call or a stream: it ends once, with
-// its answer or with RESOURCE_EXHAUSTED, nothing is kept, and the server serves on.
+// The N-th allocation of the process fails, for every N of a call or stream: it ends once, with its
+// answer or RESOURCE_EXHAUSTED, nothing is leaked, and the server keeps serving.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -40,14 +40,15 @@ using grpc::StatusCode;
 using test::TestServer;
 using test::WireProblem;
 
-// In pieces of 64 KiB: what glibc maps one by one cannot come back in a process without address
+// In pieces of 64 KiB: memory that glibc maps separately cannot be mapped again without address
 // space.
 constexpr int64_t kReserveBytes = int64_t{512} << 10;
-// More than any of these calls has, client included.
+// More than any of these calls makes, including its client.
 constexpr int64_t kAllocationsMost = 20'000;
 
-// Which allocations fail: any, once, so that the reserve helps; or those of the server's own code,
-// for good. gRPC's find the reserve used up but, as there is memory after all, do not need it.
+// Which allocations fail: any one, once, so that the reserve helps; or the server's own,
+// permanently. gRPC's allocations find the reserve used up, but do not need it, as memory is not
+// really short.
 enum class Fault { kAnyOnce, kOwnForGood };
 
 class HeapFaultTest : public ::testing::TestWithParam<Fault> {
@@ -71,8 +72,8 @@ class HeapFaultTest : public ::testing::TestWithParam<Fault> {
     std::filesystem::remove_all(folder_);
   }
 
-  // `call` makes one call and says how it ended; a good answer has been checked.
-  // `throws`: some allocations of the server's own are of those that may fail.
+  // `call` makes one call and returns its status; a successful answer has been checked. `throws`:
+  // the server's own allocations are among those that may fail.
   template <class Call>
   void Sweep(const Call& call, bool throws = true) {
     throws &= GetParam() == Fault::kOwnForGood;
@@ -88,14 +89,14 @@ class HeapFaultTest : public ::testing::TestWithParam<Fault> {
           << nth << ": " << status.error_code() << " " << status.error_message();
       refused += status.ok() ? 0 : 1;
       reached = fault.reached();
-      // A sanitizer's build asserts, which takes thousands, and each of its calls takes long.
+      // Asserts in sanitizer builds take thousands of allocations, and each call takes long.
       if (nth >= 300 && test::TestScale() < 1) step = 16;
     }
     EXPECT_GT(nth, 10) << "the faults met nothing";
     EXPECT_TRUE(call().ok());
     if (throws) {
       EXPECT_GT(refused, 0);
-    } else {  // one allocation may fail just as the reserve is looked at
+    } else {  // one allocation may fail just as the reserve is checked
       EXPECT_LT(refused * 10, nth);
     }
     Engine& engine = server_->server().engine();
@@ -107,7 +108,7 @@ class HeapFaultTest : public ::testing::TestWithParam<Fault> {
     EXPECT_EQ(engine.host_pool().used_bytes(), 0);
   }
 
-  // A call that nobody ends fails the test.
+  // A call that does not end fails the test.
   static void LimitTime(grpc::ClientContext& context) {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
   }
@@ -152,7 +153,7 @@ void UseUpTheReserve() {
     while (taken.size() < taken.capacity()) taken.push_back(::operator new(32 << 10));
   } catch (const std::bad_alloc&) {
     if (!MemoryIsShort()) _exit(3);
-    // The half that is not for those who can do without.
+    // The other half, which is reserved for allocations that must not fail.
     const OnNoMemory wait(OnNoMemory::kWait);
     for (int64_t bytes = 0; bytes < kReserveBytes / 4; bytes += 32 << 10) {
       taken.push_back(::operator new(32 << 10));
@@ -164,7 +165,7 @@ void UseUpTheReserve() {
   _exit(5);
 }
 
-// What another thread gives back while one waits for it is enough.
+// Memory that another thread frees during the wait suffices.
 void WaitForAnother() {
   KeepMemoryReserve(kReserveBytes);
   std::atomic<bool> waits{false};
@@ -193,7 +194,7 @@ void WaitForAnother() {
   _exit(taken > 0 ? 0 : 3);
 }
 
-TEST(MemoryReserveTest, IsUsedInNeedAndMadeAgain) {
+TEST(MemoryReserveTest, IsUsedWhenMemoryIsShortAndRefilled) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "a sanitizer's own memory comes from the same address space";
 #endif
@@ -202,12 +203,12 @@ TEST(MemoryReserveTest, IsUsedInNeedAndMadeAgain) {
   EXPECT_EXIT(WaitForAnother(), ::testing::ExitedWithCode(0), "");
 }
 
-TEST_P(HeapFaultTest, Unary) {
+TEST_P(HeapFaultTest, UnaryCallsSurviveEveryFault) {
   Sweep([this] { return CallUnary(); });
 }
 
-// So many that they are decoded by threads of the server's own.
-TEST_P(HeapFaultTest, UnaryWithManyLengths) {
+// Enough of them to be decoded on the server's own threads.
+TEST_P(HeapFaultTest, UnaryCallsWithManyLengthsSurviveEveryFault) {
   if (GetParam() == Fault::kAnyOnce) GTEST_SKIP() << "the client's own are too many";
   problem_.spec = test::MakeSpec(1, 1, 1, 1, 1, 1, 1);
   problem_.spec.problem.packed = true;
@@ -219,8 +220,8 @@ TEST_P(HeapFaultTest, UnaryWithManyLengths) {
   Sweep([this] { return CallUnary(); });
 }
 
-// Above a mebibyte, which threads of the server's own copy.
-TEST_P(HeapFaultTest, UnaryOfManyBytes) {
+// Above a mebibyte, which the server's own threads copy.
+TEST_P(HeapFaultTest, LargeUnaryCallsSurviveEveryFault) {
   problem_.spec = test::MakeSpec(1, 1, 1, 1, 4096, 64, 64);
   problem_.owned = test::MakeAttention(problem_.spec, 1);
   problem_.request = test::ToRequest(problem_.spec, problem_.owned);
@@ -228,12 +229,12 @@ TEST_P(HeapFaultTest, UnaryOfManyBytes) {
   Sweep([this] { return CallUnary(); });
 }
 
-TEST_P(HeapFaultTest, UnaryWithACheck) {
+TEST_P(HeapFaultTest, CheckedUnaryCallsSurviveEveryFault) {
   problem_.request.set_check(true);
   Sweep([this] { return CallUnary(); });
 }
 
-TEST_P(HeapFaultTest, Stream) {
+TEST_P(HeapFaultTest, StreamsSurviveEveryFault) {
   Sweep([this] {
     grpc::ClientContext context;
     LimitTime(context);
@@ -250,7 +251,7 @@ TEST_P(HeapFaultTest, Stream) {
   });
 }
 
-TEST_P(HeapFaultTest, Chunked) {
+TEST_P(HeapFaultTest, ChunkedCallsSurviveEveryFault) {
   std::mt19937_64 random(1);
   const v1::AttendRequest header = test::ChunkedHeader(problem_.request);
   const std::vector<test::Chunk> chunks = test::CutToChunks(problem_.request, 1 << 20, random);
@@ -280,8 +281,9 @@ TEST_P(HeapFaultTest, Chunked) {
   });
 }
 
-// A session is made, appended to, forked, cut and freed. What a refused Free leaves is freed later.
-TEST_P(HeapFaultTest, Sessions) {
+// A session is created, appended to, forked, truncated and freed. Sessions
+// that a refused Free leaves are freed later.
+TEST_P(HeapFaultTest, SessionCallsSurviveEveryFault) {
   const auto sessions = v1::SessionService::NewStub(channel_);
   std::vector<std::string> left;
   const auto free_all = [&] {
@@ -332,14 +334,14 @@ TEST_P(HeapFaultTest, Sessions) {
   EXPECT_EQ(left.size(), 0);
   SessionTable& table = *server_->server().sessions();
   EXPECT_TRUE(table.Consistent());
-  // Of some the client never learnt the id.
+  // The client never learnt the ids of some.
   for (const SessionInfo& info : table.List(0, "", 1000).sessions)
     EXPECT_TRUE(table.Free(0, info.id).ok());
   EXPECT_EQ(table.memory(0).used_bytes, 0);
 }
 
-// What else the server answers: none of it ends the process, or goes unanswered.
-TEST_P(HeapFaultTest, OtherServices) {
+// The server's other services: no fault ends the process or leaves a call unanswered.
+TEST_P(HeapFaultTest, OtherServicesSurviveEveryFault) {
   Sweep([&] {
     grpc::ClientContext context;
     LimitTime(context);
@@ -351,7 +353,7 @@ TEST_P(HeapFaultTest, OtherServices) {
   });
 }
 
-TEST_P(HeapFaultTest, Regions) {
+TEST_P(HeapFaultTest, RegionsSurviveEveryFault) {
   const std::string path = server_->server().shared_memory()->socket_path();
   Sweep(
       [&] {

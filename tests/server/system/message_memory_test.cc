@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The bound on messages that are not whole, outside the memory budget: above it their connections
-// end, which leave nothing behind in the server, and what keeps within it is served.
+// The bound on incomplete messages, outside the memory budget: above it their connections are ended
+// and leave nothing behind, and messages within it are served.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ using test::TestServer;
 using test::WireProblem;
 
 constexpr int64_t kLargeLength = 16384;
-// Far more messages than it takes, however slow the machine.
+// Far more messages than needed, however slow the machine.
 constexpr int kLargeMost = 200;
 constexpr int kSmallMost = 10'000;
 
@@ -39,13 +39,13 @@ grpc::Status Attend(const TestServer& server, const v1::AttendRequest& request,
   return server.Stub()->Attend(&context, request, response);
 }
 
-// Clients are told that they may try again.
+// Clients are told that they may retry.
 bool IsRefusal(const grpc::Status& status) {
   return status.error_code() == StatusCode::RESOURCE_EXHAUSTED ||
          status.error_code() == StatusCode::UNAVAILABLE;
 }
 
-TEST(MessageMemoryTest, MessagesAboveTheBoundAreRefusedAndLeaveNothing) {
+TEST(MessageMemoryTest, MessagesAboveTheBoundAreRefusedAndFreed) {
   TestServer server([](Config& config) {
     config.message_memory_max_bytes = 1 << 20;
     config.metrics_listen = "127.0.0.1:0";
@@ -55,7 +55,7 @@ TEST(MessageMemoryTest, MessagesAboveTheBoundAreRefusedAndLeaveNothing) {
   WireProblem small = test::PlainWireProblem(2);
   int refused = 0;
   for (int sent = 0; refused < 4; ++sent) {
-    // The server looks from time to time, so a message may slip through.
+    // The server checks periodically, so a message may slip through.
     ASSERT_LT(sent, kLargeMost) << refused << " were refused";
     v1::AttendResponse response;
     const grpc::Status status = Attend(server, large.request, &response);
@@ -86,7 +86,7 @@ TEST(MessageMemoryTest, MessagesAboveTheBoundAreRefusedAndLeaveNothing) {
   EXPECT_EQ(server.Metric("attend_rejected_requests_total{reason=\"memory\"}"), 0) << "not its own";
 }
 
-TEST(MessageMemoryTest, WhatFitsIsServed) {
+TEST(MessageMemoryTest, MessagesWithinTheBoundAreServed) {
   TestServer server([](Config& config) { config.message_memory_max_bytes = 256 << 20; });
   server.backend().SetCompute(Compute);
   const WireProblem large = test::PlainWireProblem(1, kLargeLength, 64);

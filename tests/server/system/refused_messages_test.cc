@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is refused before it is a request: messages above the limit, methods that there are not.
-// Each is counted and logged, and tells its client not to try again.
+// Refusals before a message becomes a request: messages above the limit, unknown methods. Each is
+// counted and logged, and not retryable.
 
 #include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ class RefusedMessagesTest : public ::testing::Test {
  protected:
   double Metric(const std::string& sample) const { return server_.Metric(sample); }
 
-  // A call of this method with so many bytes, an even number, as its message: fields nobody knows.
+  // Calls the method with a message of this many bytes (an even number), all in unknown fields.
   grpc::Status Call(const std::string& method, size_t bytes) const {
     grpc::GenericStub stub(server_.Connect());
     grpc::ClientContext context;
@@ -46,7 +46,7 @@ class RefusedMessagesTest : public ::testing::Test {
   const std::string large_bytes_ = std::to_string(large_.request.ByteSizeLong());
 };
 
-TEST_F(RefusedMessagesTest, OneAboveTheLimitIsCountedAndNotTriedAgain) {
+TEST_F(RefusedMessagesTest, AMessageAboveTheLimitIsCountedAndNotRetryable) {
   v1::AttendResponse response;
   grpc::ClientContext context;
   const grpc::Status status = server_.Stub()->Attend(&context, large_.request, &response);
@@ -62,7 +62,7 @@ TEST_F(RefusedMessagesTest, OneAboveTheLimitIsCountedAndNotTriedAgain) {
       << server_.log();
 }
 
-TEST_F(RefusedMessagesTest, OnAStreamItFailsAlone) {
+TEST_F(RefusedMessagesTest, OnAStreamALargeMessageFailsAlone) {
   grpc::ClientContext context;
   const auto stub = server_.Stub();
   const auto stream = stub->AttendStream(&context);
@@ -78,7 +78,7 @@ TEST_F(RefusedMessagesTest, OnAStreamItFailsAlone) {
   EXPECT_EQ(Metric("attend_rejected_requests_total{reason=\"too_large\"}"), 1);
 }
 
-TEST_F(RefusedMessagesTest, ServerInfoTakesNoLargeMessage) {
+TEST_F(RefusedMessagesTest, ServerInfoRefusesLargeMessages) {
   const std::string info = "/attend.v1.AttentionService/GetServerInfo";
   EXPECT_TRUE(Call(info, 0).ok());
   EXPECT_TRUE(Call(info, 4096).ok());
@@ -93,11 +93,11 @@ TEST_F(RefusedMessagesTest, ServerInfoTakesNoLargeMessage) {
 TEST_F(RefusedMessagesTest, UnknownMethodsAreCountedAndLogged) {
   const grpc::Status status = Call("/attend.v1.AttentionService/Nothing", 10);
   EXPECT_EQ(status.error_code(), StatusCode::UNIMPLEMENTED);
-  EXPECT_EQ(status.error_message(), "there is no method /attend.v1.AttentionService/Nothing");
+  EXPECT_EQ(status.error_message(), "unknown method /attend.v1.AttentionService/Nothing");
   EXPECT_EQ(Call("/other", 0).error_code(), StatusCode::UNIMPLEMENTED);
   EXPECT_EQ(Metric("attend_rejected_requests_total{reason=\"unknown_method\"}"), 2);
   EXPECT_EQ(Metric("attend_requests_total{code=\"UNIMPLEMENTED\"}"), 2);
-  EXPECT_NE(server_.log().find("error=\"there is no method /other\""), std::string::npos)
+  EXPECT_NE(server_.log().find("error=\"unknown method /other\""), std::string::npos)
       << server_.log();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Whole servers: any request is answered as the reference says, whatever its size and order.
+// Whole servers: every request is answered as by the reference, for any size and order.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -44,11 +44,11 @@ TEST(ServerTest, AnswersAnyRequestExactly) {
   }
 }
 
-TEST(ServerTest, LargeRequestsGoThroughTheCopyThreadsInAnyOrder) {
+TEST(ServerTest, LargeRequestsAreCopiedByThreadsInAnyFieldOrder) {
   const uint64_t seed = test::FreshSeed();
   std::mt19937_64 random(seed);
   TestServer server([](Config& config) { config.copy_threads = 3; });
-  // Computing would take long; what counts is that every byte of V arrives: O is V's first rows.
+  // Computing would take long; the test is whether every byte of V arrives: O is V's first rows.
   server.backend().SetCompute([](const Attention& a) {
     std::memcpy(a.o.data, a.v.data, static_cast<size_t>(ElementsO(a.problem)) * 4);
   });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sessions and what happens to their device and server: checks of memory that is not the host's, a
-// lost device, draining. What sessions do for clients is tested in client/system/session_test.cc
-// and e2e/test_sessions.py.
+// Sessions together with their device and server: checks of memory that is not the host's, a lost
+// device, draining. For sessions as clients see them, see client/system/session_test.cc and
+// e2e/test_sessions.py.
 
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -44,7 +44,8 @@ class PlainSessions : public SessionCalls {
     request.set_pinned(pinned);
     return SessionCalls::Create(request, session);
   }
-  // The problem with its K and V appended to the session. If that was empty: the same answer.
+  // The problem with its K and V appended to the session. If the session was empty, the answer must
+  // be the same.
   grpc::Status Attend(const v1::Session& session, WireProblem& problem,
                       v1::AttendResponse& response, int64_t length = 0) {
     v1::SessionUse* const use = problem.request.add_sessions();
@@ -72,7 +73,7 @@ class PlainSessions : public SessionCalls {
   }
 };
 
-TEST(Sessions, ACheckFetchesKeysThatAreNotOnTheHost) {
+TEST(Sessions, AChecksKeysAreFetchedFromTheDevice) {
   TestServer server(WithSessions, 1, TestServer::Devices::kFarSessions);
   PlainSessions calls(server);
   for (const bool wrong : {false, true}) {
@@ -94,9 +95,9 @@ TEST(Sessions, ACheckFetchesKeysThatAreNotOnTheHost) {
   }
 }
 
-// What a check copies is part of the memory budget, which has room for all but the request that is
-// to be checked: of a sampled one for the keys of the one head that its one row sees.
-TEST(Sessions, ACheckWithoutRoomForItsKeysIsSkippedAndCounted) {
+// A check's copies are charged to the memory budget, which has room for everything but the request
+// to be checked: for a sampled check, the keys of the one head that its only row sees.
+TEST(Sessions, ASampledCheckWithoutRoomForItsKeysIsSkippedAndCounted) {
   constexpr int64_t kTokens = 4096;
   constexpr int64_t kRows = 8;  // of the request
   for (const bool asked : {false, true}) {
@@ -141,7 +142,7 @@ TEST(Sessions, ACheckWithoutRoomForItsKeysIsSkippedAndCounted) {
   }
 }
 
-TEST(Sessions, ALostDeviceEndsItsSessionsAndNoOthers) {
+TEST(Sessions, ALostDeviceEndsOnlyItsSessions) {
   TestServer server(WithSessions, 2);
   PlainSessions calls(server);
   v1::Session lost, kept;
@@ -167,7 +168,7 @@ TEST(Sessions, ALostDeviceEndsItsSessionsAndNoOthers) {
   EXPECT_EQ(fresh.device(), "cpu1");
 }
 
-TEST(Sessions, AnAppendThatFailsAppendsNothing) {
+TEST(Sessions, AFailedAppendAppendsNothing) {
   TestServer server(WithSessions);
   PlainSessions calls(server);
   v1::Session session;
@@ -183,7 +184,7 @@ TEST(Sessions, AnAppendThatFailsAppendsNothing) {
   EXPECT_EQ(Judge(good, response), "");
 }
 
-TEST(Sessions, ARefusalSaysToProgramsWhatItSaysInWords) {
+TEST(Sessions, ARefusalHasMachineReadableDetails) {
   TestServer server(WithSessions);
   PlainSessions calls(server);
   v1::Session session;
@@ -197,14 +198,14 @@ TEST(Sessions, ARefusalSaysToProgramsWhatItSaysInWords) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
   EXPECT_THAT(calls.refusal().session_lengths(), ::testing::ElementsAre(8));
   EXPECT_EQ(calls.refusal().missing_bytes(), 0);
-  // Too many are refused by name.
+  // Metadata with too many values is refused by name.
   WireProblem many = PlainWireProblem(1);
   for (int n = 0; n < 256; ++n) many.request.add_sessions()->set_session(session.id());
   EXPECT_THAT(calls.Attend(session, many, response).error_message(),
               HasSubstr("sessions has 257 entries, must have at most 256"));
 }
 
-TEST(Sessions, AForkAndATruncationSayWhatMemoryTheyMiss) {
+TEST(Sessions, ARefusedForkOrTruncationReportsItsMissingMemory) {
   TestServer server([](Config& config) { config.session_memory_bytes = int64_t{8} << 20; });
   PlainSessions calls(server);
   constexpr int64_t kPageTokens = 64;
@@ -224,7 +225,7 @@ TEST(Sessions, AForkAndATruncationSayWhatMemoryTheyMiss) {
   EXPECT_EQ(calls.refusal().missing_bytes(), 0);
 }
 
-TEST(Sessions, WhatRunsWhileTheServerDrainsIsToldThatTheyEnd) {
+TEST(Sessions, RequestsThatEndDuringADrainReportThatSessionsEnd) {
   TestServer server(WithSessions);
   PlainSessions calls(server);
   v1::Session session;
@@ -241,7 +242,7 @@ TEST(Sessions, WhatRunsWhileTheServerDrainsIsToldThatTheyEnd) {
   EXPECT_TRUE(response.sessions_ending());
 }
 
-TEST(Sessions, ADrainingServerSaysThatTheyEnd) {
+TEST(Sessions, ADrainingServerReportsThatSessionsEnd) {
   TestServer server(WithSessions);
   PlainSessions calls(server);
   v1::Session session, now;
@@ -261,7 +262,7 @@ TEST(Sessions, ADrainingServerSaysThatTheyEnd) {
   }
 }
 
-TEST(Sessions, CallsAreRefusedUnreadWhereTheyAreOff) {
+TEST(Sessions, DisabledSessionCallsAreRefusedUnread) {
   TestServer server;
   PlainSessions calls(server);
   v1::Session session;
@@ -269,7 +270,7 @@ TEST(Sessions, CallsAreRefusedUnreadWhereTheyAreOff) {
   EXPECT_EQ(calls.Get(too_long, session).error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }
 
-TEST(Sessions, TheServersInfoHasTheirLimits) {
+TEST(Sessions, TheServersInfoHasTheSessionLimits) {
   for (const bool on : {true, false}) {
     TestServer server(on ? WithSessions : [](Config&) {});
     v1::GetServerInfoResponse info;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What becomes of requests over shared memory whose client goes, harms itself or gives up, of
-// regions that others name, and of regions when the server drains or ends. Nothing may be left.
+// Requests over shared memory whose client disconnects, tampers with it or gives up; regions named
+// by other clients; and regions when the server drains or ends. Nothing may be left behind.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -22,8 +22,8 @@ using grpc::StatusCode;
 using test::RegionClient;
 using test::WireProblem;
 
-// The client's connection to the socket goes while its request is on a lane: the request ends well,
-// the memory stays until then, and what the client still maps is emptied afterwards.
+// The client disconnects from the socket while its request is on a lane: the request ends well, the
+// memory stays until then, and the client's remaining mapping is emptied afterwards.
 TEST_F(SharedMemoryTest, ARequestInFlightKeepsItsRegion) {
   for (const bool release : {false, true}) {
     SCOPED_TRACE(release);
@@ -59,9 +59,9 @@ TEST_F(SharedMemoryTest, ARequestInFlightKeepsItsRegion) {
   }
 }
 
-// Who knows a token can name it in a request, over whatever connection; only the connection that
-// made the region lets go of it. Tokens of no region: RefusesPlacesThatAreNotTheRequests.
-TEST_F(SharedMemoryTest, AnothersTokenServesRequestsAndReleasesNothing) {
+// Any connection that knows a token can use its region in a request; only the connection that
+// created the region can release it. For tokens without a region see BadPlacesAreRefused.
+TEST_F(SharedMemoryTest, AnotherClientsTokenServesRequestsButCannotRelease) {
   Start();
   auto owner = std::make_unique<RegionClient>(path());
   RegionClient second(path());
@@ -83,7 +83,7 @@ TEST_F(SharedMemoryTest, AnothersTokenServesRequestsAndReleasesNothing) {
   const v1::RegionReply reply = second.Release(region->token());
   EXPECT_EQ(reply.error().code(), static_cast<int>(Code::kNotFound));
   EXPECT_EQ(stats().regions, 2);
-  expect_served(*region, 18);  // another seed: the answer before is none
+  expect_served(*region, 18);  // another seed: not the previous answer
   WireProblem orphaned = Shared(*region, 19);
   owner.reset();
   while (stats().clients > 1) std::this_thread::yield();
@@ -97,8 +97,9 @@ TEST_F(SharedMemoryTest, AnothersTokenServesRequestsAndReleasesNothing) {
   WaitUntilEmpty();
 }
 
-// All that a client can do to its side: unmap, try to truncate, punch holes, scribble meanwhile.
-TEST_F(SharedMemoryTest, WhatAClientDoesToItsRegionIsItsOwnHarm) {
+// Everything that a client can do to its side: unmap, try to truncate, punch holes, overwrite
+// during a request.
+TEST_F(SharedMemoryTest, AClientThatTampersWithItsRegionHarmsOnlyItself) {
   Start([](Config& config) { config.reference_check = "all"; });
   RegionClient client(path());
   const auto region = client.Create(kRegionBytes);
@@ -123,7 +124,7 @@ TEST_F(SharedMemoryTest, WhatAClientDoesToItsRegionIsItsOwnHarm) {
   ExpectServes();
 }
 
-TEST_F(SharedMemoryTest, CancelledAndExpiredRequestsLetGo) {
+TEST_F(SharedMemoryTest, CancelledAndExpiredRequestsReleaseTheirRegions) {
   Start([](Config& config) { config.lanes = 1; });
   server_->backend().Hold();
   RegionClient client(path());
@@ -150,7 +151,7 @@ TEST_F(SharedMemoryTest, CancelledAndExpiredRequestsLetGo) {
   WaitUntilEmpty();
 }
 
-TEST_F(SharedMemoryTest, DrainingForgetsRegionsAndFinishesWhatUsesThem) {
+TEST_F(SharedMemoryTest, DrainingReleasesRegionsAndFinishesTheirRequests) {
   Start();
   server_->backend().Hold();
   RegionClient client(path());
@@ -172,7 +173,7 @@ TEST_F(SharedMemoryTest, DrainingForgetsRegionsAndFinishesWhatUsesThem) {
   WaitUntilEmpty();
 }
 
-TEST_F(SharedMemoryTest, AFailedChecksDumpHoldsTheBytes) {
+TEST_F(SharedMemoryTest, AFailedChecksDumpHasTheRegionsBytes) {
   Start([this](Config& config) { config.check_dump_dir = folder_ / "dumps"; });
   server_->backend().Corrupt([](const Attention& a) { static_cast<float*>(a.o.data)[3] += 10; });
   RegionClient client(path());
@@ -208,7 +209,7 @@ TEST_F(SharedMemoryTest, AFailedChecksDumpHoldsTheBytes) {
   EXPECT_TRUE(again.check().ok()) << "it can be sent as it is";
 }
 
-TEST_F(SharedMemoryTest, AnEndWithClientsConnectedAndRegionsOpen) {
+TEST_F(SharedMemoryTest, TheServersEndReleasesOpenRegions) {
   Start();
   RegionClient client(path());
   const auto region = client.Create(65536);
@@ -216,7 +217,7 @@ TEST_F(SharedMemoryTest, AnEndWithClientsConnectedAndRegionsOpen) {
   v1::AttendResponse response;
   ASSERT_TRUE(Attend(problem.request, &response).ok());
   stub_.reset();
-  server_.reset();  // the backend's memory is asserted to be empty by its owner's end
+  server_.reset();  // the backend's owner asserts at its end that all memory was released
   EXPECT_FALSE(client.Receive().has_value());
   EXPECT_EQ(test::Judge(problem, test::WithBytes(*region, response)), "");
 }

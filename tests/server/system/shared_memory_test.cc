@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests over shared memory, through whole servers: what is answered and what is refused.
+// Requests over shared memory, through whole servers: answers and refusals.
 
 #include <algorithm>
 #include <array>
@@ -31,7 +31,7 @@ TEST_F(SharedMemoryTest, AnswersAnyRequestExactly) {
     for (const std::string& raw : problem.request.raw()) bytes += static_cast<int64_t>(raw.size());
     const auto region = client.Create(bytes);
     const int64_t behind = test::PutTensors(*region, kTensorAlignBytes * (i % 7), &problem.request);
-    const bool placed = i % 3 != 0;  // else O and LSE come in the answer
+    const bool placed = i % 3 != 0;  // otherwise O and LSE come in the answer
     if (placed) test::PlaceOutputs(*region, behind, BytesO(p), &problem.request);
     v1::AttendResponse response;
     const grpc::Status status = Attend(problem.request, &response);
@@ -71,7 +71,7 @@ TEST_F(SharedMemoryTest, InlineAndSharedTensorsMix) {
     problem.request.add_raw("superfluous");
     ExpectRefused(problem.request, StatusCode::INVALID_ARGUMENT, "entries, must have");
   }
-  // Twelve of 24 tensors of 1 KiB were shared, the rest and every answer went inline.
+  // Twelve of 24 tensors of 1 KiB were shared; the others and all answers were inline.
   const auto bytes = [&](const char* direction, const char* transport) {
     return server_->Metric(std::string("attend_transport_bytes_total{direction=\"") + direction +
                            "\",transport=\"" + transport + "\"}");
@@ -90,11 +90,11 @@ TEST_F(SharedMemoryTest, InlineAndSharedTensorsMix) {
   EXPECT_EQ(server_->Metric("attend_shared_memory_regions_created_total"), 1);
 }
 
-TEST_F(SharedMemoryTest, InputsMayShareTheirBytesAndTakeNoOtherMemory) {
+TEST_F(SharedMemoryTest, InputsMayShareTheirBytesWithoutOtherMemory) {
   Start([](Config& config) { config.memory_budget_bytes = 4096; });
   RegionClient client(path());
   const auto region = client.Create(kRegionBytes);
-  WireProblem problem = test::PlainWireProblem(5, 512, 64);  // 256 KiB a tensor
+  WireProblem problem = test::PlainWireProblem(5, 512, 64);  // 256 KiB per tensor
   *problem.request.mutable_raw(1) = problem.request.raw(0);
   *problem.request.mutable_raw(2) = problem.request.raw(0);
   const v1::AttendRequest whole = problem.request;
@@ -116,7 +116,7 @@ TEST_F(SharedMemoryTest, InputsMayShareTheirBytesAndTakeNoOtherMemory) {
   WaitUntilEmpty();
 }
 
-TEST_F(SharedMemoryTest, BytesAroundTheAnswerStay) {
+TEST_F(SharedMemoryTest, BytesAroundTheAnswerAreUnchanged) {
   Start();
   RegionClient client(path());
   const auto region = client.Create(1 << 16);
@@ -137,7 +137,7 @@ TEST_F(SharedMemoryTest, BytesAroundTheAnswerStay) {
   EXPECT_TRUE(untouched(lse + 64, 1 << 16));
 }
 
-TEST_F(SharedMemoryTest, RefusesPlacesThatAreNotTheRequests) {
+TEST_F(SharedMemoryTest, BadPlacesAreRefused) {
   Start();
   RegionClient client(path());
   const auto region = client.Create(65536);
@@ -175,7 +175,7 @@ TEST_F(SharedMemoryTest, RefusesPlacesThatAreNotTheRequests) {
                   request.set_return_lse(false);
                   *request.mutable_lse_placement() = request.o_placement();
                 }),
-                invalid, "lse_placement is set, lse is not asked for");
+                invalid, "lse_placement is set, but lse is not requested");
   ExpectRefused(with([](v1::AttendRequest& request) {
                   request.mutable_q()->mutable_shared_memory()->set_region("short");
                 }),
@@ -184,7 +184,7 @@ TEST_F(SharedMemoryTest, RefusesPlacesThatAreNotTheRequests) {
                   request.mutable_v()->mutable_shared_memory()->set_region(std::string(16, 'x'));
                 }),
                 StatusCode::NOT_FOUND, "v.shared_memory.region names no region");
-  // Places of later versions, by numbers that this server does not know.
+  // Places of later versions, in field numbers that this server does not know.
   ExpectRefused(with([](v1::AttendRequest& request) {
                   request.mutable_o_placement()->ParseFromString(std::string("\x12\x00", 2));
                 }),
@@ -196,7 +196,7 @@ TEST_F(SharedMemoryTest, RefusesPlacesThatAreNotTheRequests) {
   WaitUntilEmpty();
 }
 
-TEST_F(SharedMemoryTest, ChunkedRequestsTakeNone) {
+TEST_F(SharedMemoryTest, ChunkedRequestsWithRegionsAreRefused) {
   Start();
   const auto expect = [&](const std::function<void(v1::AttendRequest&)>& change,
                           const std::string& part) {
@@ -229,7 +229,7 @@ TEST_F(SharedMemoryTest, ChunkedRequestsTakeNone) {
       "o_placement is set, must be unset in AttendChunked");
 }
 
-TEST_F(SharedMemoryTest, StreamsTakeIt) {
+TEST_F(SharedMemoryTest, StreamsAcceptRegions) {
   Start();
   RegionClient client(path());
   grpc::ClientContext context;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Clients that do not read their answers, in each of the three ways to call: they hold the blocks
-// of their own answers. When those fill the memory, others are refused with a hint when to try
-// again, what still fits is served, and when a reader goes, reads on, or does not read for as long
-// as --write-timeout, its memory serves again.
+// Clients that do not read their answers, for each of the three ways to call: they hold the blocks
+// of their own answers. When those fill the memory, others are refused with a retry hint and
+// requests that still fit are served. When a reader disconnects, resumes, or does not read for
+// --write-timeout, its memory is free again.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -35,8 +35,8 @@ using test::WireProblem;
 enum class Way { kUnary, kStream, kChunked };
 constexpr Way kWays[] = {Way::kUnary, Way::kStream, Way::kChunked};
 
-// A small request with a large answer: one key, so that each row of O is V's only row. More than
-// sockets and windows take in while nobody reads.
+// A small request with a large answer: one key, so that every row of O is V's only row. Larger than
+// the socket buffers and windows of an unread connection.
 constexpr int64_t kRows = 32768;
 constexpr int64_t kDimV = 256;
 constexpr int64_t kAnswerBytes = kRows * kDimV * 4;  // 32 MiB, as large as its block
@@ -78,7 +78,7 @@ void SendChunked(ChunkedStreamClient& client, const v1::AttendRequest& request) 
   client.HalfClose();
 }
 
-// Sends at once and reads when it is told to. Gone when destroyed.
+// Sends at once and reads when told to. Disconnects on destruction.
 class SlowReader {
  public:
   SlowReader(const TestServer& server, Way way, const v1::AttendRequest& request) {
@@ -166,10 +166,10 @@ Outcome Call(const TestServer& server, Way way, const v1::AttendRequest& request
 
 class SlowReaderTest : public ::testing::TestWithParam<Way> {};
 
-TEST_P(SlowReaderTest, HoldsItsOwnAnswerAndNoMore) {
+TEST_P(SlowReaderTest, HoldsOnlyItsOwnAnswer) {
   const Way way = GetParam();
   const Way other = kWays[(static_cast<size_t>(way) + 1) % std::size(kWays)];
-  // Two held answers, and room for small requests but not for a third one.
+  // Two held answers, and room for small requests but not for a third such answer.
   TestServer server([](Config& config) {
     config.memory_budget_bytes = kAnswerBytes / 2 * 5;
     config.write_timeout_seconds = 0;
@@ -206,7 +206,7 @@ TEST_P(SlowReaderTest, HoldsItsOwnAnswerAndNoMore) {
   await_held(0);
 }
 
-TEST_P(SlowReaderTest, LosesAnAnswerThatItDoesNotRead) {
+TEST_P(SlowReaderTest, LosesAnUnreadAnswerAfterTheTimeout) {
   TestServer server([](Config& config) {
     config.memory_budget_bytes = kAnswerBytes / 2 * 5;
     config.write_timeout_seconds = 0.5;
@@ -222,7 +222,7 @@ TEST_P(SlowReaderTest, LosesAnAnswerThatItDoesNotRead) {
   await_held(1);
   await_held(0);
   EXPECT_GE(server.Metric("attend_unread_calls_total"), 1);
-  EXPECT_NE(server.log().find("its answer was not read"), std::string::npos);
+  EXPECT_NE(server.log().find("did not read its answer"), std::string::npos);
   const Outcome served = Call(server, GetParam(), large);
   EXPECT_TRUE(served.status.ok()) << served.status.error_message();
   ExpectLargeAnswer(large, served.response);
@@ -232,7 +232,7 @@ TEST_P(SlowReaderTest, LosesAnAnswerThatItDoesNotRead) {
   EXPECT_TRUE(server.server().Drain(std::chrono::minutes(2))) << "as nobody waits for its answer";
 }
 
-TEST_P(SlowReaderTest, IsNamedWhereItHoldsUpTheDrain) {
+TEST_P(SlowReaderTest, IsNamedWhenItDelaysTheDrain) {
   TestServer server([](Config& config) { config.write_timeout_seconds = 600; });
   server.backend().SetCompute(Compute);
   const SlowReader reader(server, GetParam(), LargeRequest());
@@ -240,7 +240,7 @@ TEST_P(SlowReaderTest, IsNamedWhereItHoldsUpTheDrain) {
     std::this_thread::yield();
   }
   EXPECT_FALSE(server.server().Drain(std::chrono::milliseconds(1)));
-  EXPECT_NE(server.log().find("a client held up the drain, its answer was not read peer=\"ipv4:"),
+  EXPECT_NE(server.log().find("client held up the drain by not reading its answer peer=\"ipv4:"),
             std::string::npos)
       << server.log();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files of certificates that change: what is good is taken as a whole, what is not changes nothing.
+// Certificate files that change: a valid set is loaded as a whole, an invalid one changes nothing.
 
 #include "server/tls/tls_certificates.h"
 
@@ -34,7 +34,7 @@ class TlsCertificatesTest : public ::testing::Test {
   }
   ~TlsCertificatesTest() override { fs::remove_all(folder_); }
 
-  // Under a new inode, so that the change is seen within the time that a file system resolves.
+  // Under a new inode, so that a change within the resolution of file times is seen.
   void Put(const std::string& name, const std::string& text) {
     std::ofstream(folder_ / "new") << text;
     fs::rename(folder_ / "new", folder_ / name);
@@ -72,7 +72,7 @@ class TlsCertificatesTest : public ::testing::Test {
   Logger logger_{{}, std::make_shared<spdlog::sinks::ostream_sink_mt>(log_)};
 };
 
-TEST_F(TlsCertificatesTest, APairIsTakenOnceItIsOne) {
+TEST_F(TlsCertificatesTest, APairIsLoadedOnceItMatches) {
   const auto loaded = TlsCertificates::Load(Options(), metrics_, logger_);
   ASSERT_TRUE(loaded.ok()) << loaded.status().message();
   TlsCertificates& certificates = **loaded;
@@ -93,11 +93,11 @@ TEST_F(TlsCertificatesTest, APairIsTakenOnceItIsOne) {
   certificates.Look();
   EXPECT_NE(certificates.current(), before);
   EXPECT_EQ(Metric("attend_tls_reloads_total", "ok"), 1);
-  EXPECT_TRUE(Logged("certificates are taken")) << log_.str();
+  EXPECT_TRUE(Logged("certificates reloaded")) << log_.str();
 }
 
-// Descriptors may be back in a moment, and the files as they were.
-TEST_F(TlsCertificatesTest, WhatTheSystemCouldNotReadIsTriedAgain) {
+// Too few descriptors may be temporary; the files are unchanged.
+TEST_F(TlsCertificatesTest, FilesThatCouldNotBeReadAreRetried) {
   const auto loaded = TlsCertificates::Load(Options(), metrics_, logger_);
   ASSERT_TRUE(loaded.ok()) << loaded.status().message();
   const auto before = (*loaded)->current();
@@ -122,7 +122,7 @@ TEST_F(TlsCertificatesTest, WhatTheSystemCouldNotReadIsTriedAgain) {
   EXPECT_EQ(Metric("attend_tls_reloads_total", "ok"), 1);
 }
 
-TEST_F(TlsCertificatesTest, WhatIsBrokenMissingOrOutOfDateChangesNothing) {
+TEST_F(TlsCertificatesTest, BrokenMissingOrExpiredFilesChangeNothing) {
   const auto loaded = TlsCertificates::Load(Options(), metrics_, logger_);
   ASSERT_TRUE(loaded.ok()) << loaded.status().message();
   const auto before = (*loaded)->current();
@@ -151,7 +151,7 @@ TEST_F(TlsCertificatesTest, WhatIsBrokenMissingOrOutOfDateChangesNothing) {
   expect_kept("has no private key in PEM");
 }
 
-TEST_F(TlsCertificatesTest, TheStartNamesTheSettingAndTheFile) {
+TEST_F(TlsCertificatesTest, StartErrorsNameTheSettingAndTheFile) {
   EXPECT_EQ(LoadError(), "");
   Put("key", second_.key);
   EXPECT_NE(LoadError().find("tls-key " + (folder_ / "key").string() +
@@ -165,7 +165,7 @@ TEST_F(TlsCertificatesTest, TheStartNamesTheSettingAndTheFile) {
   EXPECT_EQ(loaded.status().message(), "tls-cert " + options.cert + ": No such file or directory");
 }
 
-TEST_F(TlsCertificatesTest, TheThreadSeesWhatChanges) {
+TEST_F(TlsCertificatesTest, TheThreadLoadsChanges) {
   const auto loaded = TlsCertificates::Load(Options(), metrics_, logger_);
   ASSERT_TRUE(loaded.ok()) << loaded.status().message();
   const auto before = (*loaded)->current();

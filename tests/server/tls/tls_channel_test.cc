@@ -52,7 +52,7 @@ class TlsChannelTest : public ::testing::Test {
       Wait(step == TlsChannel::Step::kWantsRead ? POLLIN : POLLOUT);
     }
   }
-  // Connects the client, which then says `first`.
+  // Connects the client, which then sends `first`.
   void Connect(const std::string& first = "", int socket_bytes = 0,
                int version_max = TLS1_3_VERSION) {
     Open(socket_bytes);
@@ -66,7 +66,7 @@ class TlsChannelTest : public ::testing::Test {
     EXPECT_EQ(Shake(), TlsChannel::Step::kDone);
     other.join();
   }
-  // Until so many bytes have come, or the end.
+  // Reads until this many bytes have come, or the end.
   std::string Receive(size_t bytes) {
     std::string got;
     while (got.size() < bytes) {
@@ -97,8 +97,8 @@ class TlsChannelTest : public ::testing::Test {
   std::unique_ptr<TlsClientEnd> client_;
 };
 
-// A client may send its first words in the same breath as the end of its handshake.
-TEST_F(TlsChannelTest, NothingBehindTheHandshakeIsLost) {
+// A client may send its first data together with the end of its handshake.
+TEST_F(TlsChannelTest, DataRightAfterTheHandshakeIsNotLost) {
   Connect("first words");
   EXPECT_EQ(Receive(11), "first words");
 }
@@ -113,8 +113,8 @@ TEST_F(TlsChannelTest, ManyRecordsOfOneReadAreReadAtOnce) {
   EXPECT_EQ(errno, EAGAIN);
 }
 
-// A socket that takes little gives and takes pieces of records.
-TEST_F(TlsChannelTest, PiecesOfRecordsAreNoLoss) {
+// A socket with small buffers delivers and accepts parts of records.
+TEST_F(TlsChannelTest, PartialRecordsAreReassembled) {
   Connect("", 4608);
   const std::string there = RandomBytes(700000), back = RandomBytes(900000);
   std::string got;
@@ -139,7 +139,7 @@ TEST_F(TlsChannelTest, PiecesOfRecordsAreNoLoss) {
 }
 
 // The caller may add to the output while its front waits for the socket.
-TEST_F(TlsChannelTest, OutputThatIsAddedWhileRecordsWaitFollowsThem) {
+TEST_F(TlsChannelTest, OutputAddedWhileRecordsWaitKeepsItsOrder) {
   Connect("", 4608);
   const std::string first = RandomBytes(200000), second = RandomBytes(200000);
   OutputQueue output;
@@ -159,8 +159,8 @@ TEST_F(TlsChannelTest, OutputThatIsAddedWhileRecordsWaitFollowsThem) {
   EXPECT_TRUE(got == first + second);
 }
 
-// Records of an answer may wait while the client goes on sending.
-TEST_F(TlsChannelTest, WhatWaitsForTheClientDoesNotStopReading) {
+// Records of an answer may be blocked while the client keeps sending.
+TEST_F(TlsChannelTest, ABlockedWriteDoesNotStopReading) {
   Connect();
   OutputQueue output;
   output.Copy(RandomBytes(8 << 20));
@@ -173,7 +173,7 @@ TEST_F(TlsChannelTest, WhatWaitsForTheClientDoesNotStopReading) {
   EXPECT_EQ(channel_->wrong(), "");
 }
 
-TEST_F(TlsChannelTest, ARefusedClientIsToldWhy) {
+TEST_F(TlsChannelTest, ARefusedClientGetsTheAlert) {
   Open(0, /*http2=*/false);
   bool connected = true;
   std::thread other([&] {
@@ -187,7 +187,7 @@ TEST_F(TlsChannelTest, ARefusedClientIsToldWhy) {
   EXPECT_EQ(channel_->wrong(), "no application protocol");
 }
 
-TEST_F(TlsChannelTest, NewKeysAgainAndAgainEndTheConnection) {
+TEST_F(TlsChannelTest, TooManyKeyUpdatesEndTheConnection) {
   for (const int asks : {SSL_KEY_UPDATE_NOT_REQUESTED, SSL_KEY_UPDATE_REQUESTED}) {
     Connect();
     for (int i = 0; i < 40; ++i) {
@@ -195,7 +195,7 @@ TEST_F(TlsChannelTest, NewKeysAgainAndAgainEndTheConnection) {
       if (!client_->Send("x")) break;
     }
     EXPECT_LT(Receive(40).size(), 40u);
-    EXPECT_EQ(channel_->wrong(), "TLS handshake messages");
+    EXPECT_EQ(channel_->wrong(), "too many TLS handshake messages");
   }
 }
 
@@ -212,8 +212,8 @@ TEST_F(TlsChannelTest, ARenegotiationIsRefused) {
   other.join();
 }
 
-// OpenSSL's client gives up with the first refusal; another need not.
-TEST_F(TlsChannelTest, RenegotiationsAgainAndAgainEndTheConnection) {
+// OpenSSL's client gives up at the first refusal; other clients need not.
+TEST_F(TlsChannelTest, TooManyRenegotiationsEndTheConnection) {
   Connect("", 0, TLS1_2_VERSION);
   test::Tls12Writer records(*client_);
   for (int i = 0; i < 3; ++i) records.Send(SSL3_RT_HANDSHAKE, test::kEmptyClientHello);
@@ -221,10 +221,10 @@ TEST_F(TlsChannelTest, RenegotiationsAgainAndAgainEndTheConnection) {
   EXPECT_EQ(Receive(5), "words");  // a few are only refused
   for (int i = 0; i < 40; ++i) records.Send(SSL3_RT_HANDSHAKE, test::kEmptyClientHello);
   EXPECT_EQ(Receive(1), "");
-  EXPECT_EQ(channel_->wrong(), "TLS handshake messages");
+  EXPECT_EQ(channel_->wrong(), "too many TLS handshake messages");
 }
 
-TEST_F(TlsChannelTest, AFewNewKeysAreFine) {
+TEST_F(TlsChannelTest, AFewKeyUpdatesAreAccepted) {
   Connect();
   for (int i = 0; i < 3; ++i) {
     ASSERT_EQ(SSL_key_update(client_->ssl(), SSL_KEY_UPDATE_REQUESTED), 1);
@@ -237,7 +237,7 @@ TEST_F(TlsChannelTest, AFewNewKeysAreFine) {
   EXPECT_EQ(client_->Receive(6), "answer");
 }
 
-TEST_F(TlsChannelTest, BytesThatNobodyEncryptedEndTheConnection) {
+TEST_F(TlsChannelTest, UnencryptedBytesEndTheConnection) {
   Connect();
   ASSERT_EQ(send(client_->socket(), "plain words here", 16, 0), 16);
   Wait(POLLIN);
@@ -245,7 +245,7 @@ TEST_F(TlsChannelTest, BytesThatNobodyEncryptedEndTheConnection) {
   EXPECT_NE(errno, EAGAIN);
 }
 
-TEST_F(TlsChannelTest, BothEndsSayThatTheyEnd) {
+TEST_F(TlsChannelTest, BothEndsSendCloseNotify) {
   Connect();
   channel_->End();
   EXPECT_EQ(client_->Receive(1), "");
@@ -255,7 +255,7 @@ TEST_F(TlsChannelTest, BothEndsSayThatTheyEnd) {
   EXPECT_EQ(channel_->Read(buffer_, scratch_), 0);
 }
 
-TEST_F(TlsChannelTest, NothingIsReadOfAClientThatMayNotGoOn) {
+TEST_F(TlsChannelTest, NothingIsReadFromARevokedClient) {
   Connect("secret");
   channel_->SetTrustCheck([] { return false; });
   Wait(POLLIN);

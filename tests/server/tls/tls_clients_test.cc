@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Revocation beside handshakes: whoever would not be let in by the files as they are keeps no
-// connection, whichever comes first, and is told of once.
+// Revocation that races with handshakes: a client that the current files would refuse keeps no
+// connection, whichever comes first, and is reported once.
 
 #include "server/tls/tls_clients.h"
 
@@ -46,7 +46,7 @@ class TlsClientsTest : public ::testing::Test {
     options.crl = folder_.path() / "crl";
     certificates_ = std::move(*TlsCertificates::Load(std::move(options), metrics_, logger_));
   }
-  // Under a new inode, so that the change is seen within the time that a file system resolves.
+  // Under a new inode, so that a change within the resolution of file times is seen.
   void Put(const std::string& name, const std::string& text) {
     std::ofstream(folder_.path() / "new") << text;
     std::filesystem::rename(folder_.path() / "new", folder_.path() / name);
@@ -62,7 +62,7 @@ class TlsClientsTest : public ::testing::Test {
     ends->Greet();
     return ends;
   }
-  // Why anybody is refused now.
+  // Reasons for the clients refused by a recheck.
   Refusals Recheck() {
     Refusals refusals;
     clients_->Recheck(*certificates_->current(),
@@ -84,7 +84,7 @@ class TlsClientsTest : public ::testing::Test {
   const std::shared_ptr<TlsClients> clients_ = std::make_shared<TlsClients>();
 };
 
-TEST_F(TlsClientsTest, WhoIsRevokedIsFoundAndNobodyElse) {
+TEST_F(TlsClientsTest, ARecheckFindsExactlyTheRevokedClients) {
   const auto gone = Open(gone_);
   const auto stays = Open(stays_);
   EXPECT_TRUE(gone->Finish() && stays->Finish());
@@ -92,13 +92,13 @@ TEST_F(TlsClientsTest, WhoIsRevokedIsFoundAndNobodyElse) {
   Use({gone_.certificate});
   EXPECT_EQ(Recheck(), revoked_);
   EXPECT_EQ(Recheck(), Refusals{}) << "it has been told";
-  // What it sends meanwhile is not used.
+  // Data that it sends meanwhile is not used.
   EXPECT_FALSE(gone->Serves());
   EXPECT_TRUE(stays->Serves());
   EXPECT_TRUE(gone->refused().empty()) << "it has been told";
 }
 
-TEST_F(TlsClientsTest, WhatItSendsMayBeTheFirstToBeAskedAfter) {
+TEST_F(TlsClientsTest, ARevokedClientIsFoundAtItsNextDataEvenBeforeTheRecheck) {
   const auto gone = Open(gone_);
   EXPECT_TRUE(gone->Finish());
   Use({gone_.certificate});
@@ -107,8 +107,8 @@ TEST_F(TlsClientsTest, WhatItSendsMayBeTheFirstToBeAskedAfter) {
   EXPECT_EQ(Recheck(), Refusals{});
 }
 
-// Its handshake is good by the files from before, and the one look at all clients misses it.
-TEST_F(TlsClientsTest, WhoIsRevokedDuringItsHandshakeIsEndedWithIt) {
+// Its handshake began under the old files, and the recheck of all clients misses it.
+TEST_F(TlsClientsTest, AClientRevokedDuringItsHandshakeIsRefused) {
   const auto gone = Open(gone_);
   const auto stays = Open(stays_);
   Use({gone_.certificate});
@@ -120,7 +120,7 @@ TEST_F(TlsClientsTest, WhoIsRevokedDuringItsHandshakeIsEndedWithIt) {
   EXPECT_TRUE(stays->Serves());
 }
 
-TEST_F(TlsClientsTest, WhoComesBetweenTheNewFilesAndTheLookIsToldOfOnce) {
+TEST_F(TlsClientsTest, AClientBetweenTheReloadAndTheRecheckIsReportedOnce) {
   const auto gone = Open(gone_);
   const auto stays = Open(stays_);
   Use({gone_.certificate});
@@ -132,7 +132,7 @@ TEST_F(TlsClientsTest, WhoComesBetweenTheNewFilesAndTheLookIsToldOfOnce) {
   EXPECT_TRUE(stays->Serves());
 }
 
-TEST_F(TlsClientsTest, WhoHasLeftIsNotAskedAfter) {
+TEST_F(TlsClientsTest, ADisconnectedClientIsNotReported) {
   auto gone = Open(gone_);
   EXPECT_TRUE(gone->Finish());
   gone.reset();
@@ -140,9 +140,9 @@ TEST_F(TlsClientsTest, WhoHasLeftIsNotAskedAfter) {
   EXPECT_EQ(Recheck(), Refusals{});
 }
 
-// Handshakes on one thread, new lists and looks on another: in the end who is revoked has been
-// told of once each time that it came, and nobody else.
-TEST_F(TlsClientsTest, HandshakesAndRevocationsRace) {
+// Handshakes on one thread, new lists and rechecks on another: in the end each revoked client has
+// been reported once per connection, and no other client.
+TEST_F(TlsClientsTest, RevokedClientsAreReportedOnceWhenHandshakesRace) {
   constexpr int kConnections = 24;
   std::vector<std::unique_ptr<TlsEnds>> gone;
   std::vector<std::unique_ptr<TlsEnds>> stays;

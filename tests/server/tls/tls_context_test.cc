@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Why a client's certificate, which was good once, would not be taken now.
+// Why a client's certificate that was valid once would be refused now.
 
 #include "server/tls/tls_context.h"
 
@@ -24,8 +24,8 @@ using test::TestAuthority;
 
 class VerifyErrorTest : public ::testing::Test {
  protected:
-  // By a server that trusts `authorities`, with the lists `lists`, if there are any. `chain`: what
-  // the client shows besides its certificate.
+  // The verdict of a server that trusts `authorities`, with the revocation lists `lists`, if any.
+  // `chain`: certificates that the client shows besides its own.
   std::string VerifyError(const std::string& shown, const std::string& authorities,
                           const std::string& lists = "",
                           const std::vector<std::string>& chain = {}) const {
@@ -50,13 +50,13 @@ class VerifyErrorTest : public ::testing::Test {
   const std::string of_between_ = between_.Issue("client").certificate;
 };
 
-TEST_F(VerifyErrorTest, AGoodOneIsGoodWithAndWithoutLists) {
+TEST_F(VerifyErrorTest, AValidCertificatePassesWithAndWithoutLists) {
   EXPECT_EQ(VerifyError(client_, root_.certificate()), "");
   EXPECT_EQ(VerifyError(client_, root_.certificate(), root_.Revoke({})), "");
   EXPECT_EQ(VerifyError(client_, TestAuthority("another").certificate() + root_.certificate()), "");
 }
 
-TEST_F(VerifyErrorTest, AnIntermediateAuthorityComesWithTheCertificateOrIsTrustedItself) {
+TEST_F(VerifyErrorTest, AnIntermediateAuthorityMustBeSentOrTrusted) {
   const std::string lists = root_.Revoke({}) + between_.Revoke({});
   EXPECT_EQ(
       VerifyError(of_between_, root_.certificate(), lists, {of_between_, between_.certificate()}),
@@ -64,23 +64,23 @@ TEST_F(VerifyErrorTest, AnIntermediateAuthorityComesWithTheCertificateOrIsTruste
   EXPECT_EQ(VerifyError(of_between_, root_.certificate(), lists),
             "unable to get local issuer certificate");
   EXPECT_EQ(VerifyError(of_between_, between_.certificate()), "");
-  // With lists OpenSSL asks for one on the trusted authority too, and finds its issuer nowhere.
+  // With lists OpenSSL requires one for the trusted authority too, and does not find its issuer.
   EXPECT_NE(VerifyError(of_between_, between_.certificate(), lists), "");
 }
 
-TEST_F(VerifyErrorTest, RevokedIsWhoIsInTheListOfItsAuthority) {
+TEST_F(VerifyErrorTest, ACertificateInItsAuthoritysListIsRevoked) {
   const std::string other = root_.Issue("client").certificate;
   const std::string list = root_.Revoke({client_});
   EXPECT_EQ(VerifyError(client_, root_.certificate(), list), "certificate revoked");
   EXPECT_EQ(VerifyError(other, root_.certificate(), list), "");
-  // And everybody whose authority is in its own authority's.
+  // So are all certificates of an authority that is in its own authority's list.
   EXPECT_EQ(VerifyError(of_between_, root_.certificate(),
                         root_.Revoke({between_.certificate()}) + between_.Revoke({}),
                         {between_.certificate()}),
             "certificate revoked");
 }
 
-TEST_F(VerifyErrorTest, AListThatIsMissingOrOutOfDateLetsNobodyIn) {
+TEST_F(VerifyErrorTest, AMissingOrExpiredListRefusesEveryClient) {
   EXPECT_EQ(VerifyError(client_, root_.certificate(), root_.Revoke({}, 60)), "CRL has expired");
   EXPECT_EQ(VerifyError(client_, root_.certificate(), TestAuthority("another").Revoke({})),
             "unable to get certificate CRL");
@@ -89,17 +89,17 @@ TEST_F(VerifyErrorTest, AListThatIsMissingOrOutOfDateLetsNobodyIn) {
       "unable to get certificate CRL");
 }
 
-TEST_F(VerifyErrorTest, ForeignIsWhoseAuthorityIsNotTrusted) {
+TEST_F(VerifyErrorTest, ACertificateOfAnUntrustedAuthorityIsRefused) {
   EXPECT_EQ(VerifyError(client_, TestAuthority("another").certificate()),
             "unable to get local issuer certificate");
-  // One of the same name, which has not signed it.
+  // An authority of the same name that has not signed it.
   EXPECT_EQ(VerifyError(client_, TestAuthority("root").certificate()),
             "certificate signature failure");
   EXPECT_EQ(VerifyError(MakeSelfSigned("client")->certificate, root_.certificate()),
             "self-signed certificate");
 }
 
-TEST_F(VerifyErrorTest, ExpiredOrForSomethingElseIsNoClients) {
+TEST_F(VerifyErrorTest, AnExpiredCertificateOrAnotherUsageIsRefused) {
   EXPECT_EQ(VerifyError(root_.Issue("client", "clientAuth", 60).certificate, root_.certificate()),
             "certificate has expired");
   EXPECT_EQ(VerifyError(root_.Issue("client", "serverAuth").certificate, root_.certificate()),

@@ -31,7 +31,7 @@ using test::MakeSockets;
 using test::MakeTlsContext;
 using test::TlsClientEnd;
 
-// A handshake of a peer's, and its client's socket.
+// A handshake of a peer, and its client's socket.
 struct Begun {
   UniqueFd client;
   std::unique_ptr<TlsChannel> channel;  // once it is done
@@ -46,7 +46,7 @@ class TlsHandshakesTest : public ::testing::Test {
   void Start(Duration timeout = std::chrono::seconds(60)) {
     handshakes_ = *TlsHandshakes::Start(timeout, clock_);
   }
-  // `then` is called on the thread, once the handshake is done.
+  // `then` is called on the thread once the handshake is done.
   std::unique_ptr<Begun> Begin(
       const std::string& peer, std::string_view said = "", std::function<void()> then = [] {}) {
     auto begun = std::make_unique<Begun>();
@@ -70,7 +70,7 @@ class TlsHandshakesTest : public ::testing::Test {
   std::unique_ptr<TlsHandshakes> handshakes_;
 };
 
-TEST_F(TlsHandshakesTest, HandsOverWhatFollows) {
+TEST_F(TlsHandshakesTest, HandsOverTheDataAfterTheHandshake) {
   Start();
   const auto begun = Begin("peer");
   TlsClientEnd client(std::move(begun->client));
@@ -84,7 +84,7 @@ TEST_F(TlsHandshakesTest, HandsOverWhatFollows) {
   EXPECT_EQ(std::string_view(buffer.data(), static_cast<size_t>(bytes)), "words");
 }
 
-TEST_F(TlsHandshakesTest, AClientThatSaysNothingHasItsTime) {
+TEST_F(TlsHandshakesTest, ASilentClientTimesOut) {
   Start(std::chrono::milliseconds(10));
   const auto begun = Begin("peer");
   begun->Wait();
@@ -92,7 +92,7 @@ TEST_F(TlsHandshakesTest, AClientThatSaysNothingHasItsTime) {
   EXPECT_NE(begun->channel->wrong(), "");
 }
 
-TEST_F(TlsHandshakesTest, AClientThatGoesDoesNothingWrong) {
+TEST_F(TlsHandshakesTest, AClientThatLeavesIsNotAnError) {
   Start();
   const auto begun = Begin("peer");
   begun->client.Reset();
@@ -101,7 +101,7 @@ TEST_F(TlsHandshakesTest, AClientThatGoesDoesNothingWrong) {
   EXPECT_EQ(begun->channel->wrong(), "");
 }
 
-TEST_F(TlsHandshakesTest, TheEndFailsThoseUnderWay) {
+TEST_F(TlsHandshakesTest, DestructionFailsHandshakesInProgress) {
   Start();
   std::vector<std::unique_ptr<Begun>> all;
   for (const char* const peer : {"one", "one", "other"}) all.push_back(Begin(peer));
@@ -112,11 +112,11 @@ TEST_F(TlsHandshakesTest, TheEndFailsThoseUnderWay) {
   }
 }
 
-// A hundred clients of one peer have something to say before the client of another does.
+// A hundred clients of one peer send data before the only client of another does.
 TEST_F(TlsHandshakesTest, PeersTakeTurns) {
   Start();
   std::atomic<bool> all_begun{false};
-  std::vector<char> order;  // the thread's, until all are done
+  std::vector<char> order;  // used by the thread alone until all are done
   std::vector<std::unique_ptr<Begun>> begun;
   begun.push_back(Begin("first", "no TLS at all", [&] { all_begun.wait(false); }));
   for (int i = 0; i < 100; ++i) {
@@ -127,12 +127,12 @@ TEST_F(TlsHandshakesTest, PeersTakeTurns) {
   all_begun.notify_all();
   for (const auto& each : begun) each->Wait();
   ASSERT_EQ(order.size(), 101u);
-  // Some of the first's may have had turns before.
+  // Some of the first peer's may have had turns before.
   EXPECT_LE(std::find(order.begin(), order.end(), 'f') - order.begin(), 10);
 }
 
 // It need not wait for its peer's turn.
-TEST_F(TlsHandshakesTest, AClientThatHasGoneTakesNoTurn) {
+TEST_F(TlsHandshakesTest, ADisconnectedClientTakesNoTurn) {
   Start();
   std::atomic<bool> waits{false}, goes_on{false};
   const auto first = Begin("first", "no TLS at all", [&] {
@@ -146,7 +146,7 @@ TEST_F(TlsHandshakesTest, AClientThatHasGoneTakesNoTurn) {
   goes_on.store(true);
   goes_on.notify_all();
   gone->Wait();
-  EXPECT_EQ(gone->channel->wrong(), "");  // which a step would have set
+  EXPECT_EQ(gone->channel->wrong(), "");  // a step would have set it
   first->Wait();
 }
 
@@ -168,7 +168,7 @@ class TlsConnectionsTest : public TransportFixture {
     transport_->Serve(std::move(channel), {.address = "test:1"}, nullptr);
     return client;
   }
-  // The server has read what came.
+  // The server has read everything that arrived.
   static bool WasRead(int ours) {
     return Eventually([&] {
       int bytes = -1;
@@ -179,8 +179,8 @@ class TlsConnectionsTest : public TransportFixture {
   const std::shared_ptr<const TlsContext> context_ = MakeTlsContext();
 };
 
-// The answer to a request for new keys finds no room, and nothing else is to be sent.
-TEST_F(TlsConnectionsTest, WhatTlsItselfSendsLeavesOnceTheSocketTakesIt) {
+// The answer to a key update request finds no room, and nothing else is to be sent.
+TEST_F(TlsConnectionsTest, RecordsOfTlsItselfAreSentOnceTheSocketIsWritable) {
   UniqueFd ours;
   const auto tls = ConnectTls(ours);
   Http2Client client;
@@ -194,14 +194,14 @@ TEST_F(TlsConnectionsTest, WhatTlsItselfSendsLeavesOnceTheSocketTakesIt) {
     }
     const std::string frame = tls->Receive(9);
     ASSERT_EQ(frame.size(), 9u);
-    const std::string rest = tls->Receive(static_cast<uint8_t>(frame[2]));  // short ones
+    const std::string rest = tls->Receive(static_cast<uint8_t>(frame[2]));  // short frames
     ASSERT_TRUE(client.Receive(frame + rest));
   }
   if (const std::string last = client.Output(); !last.empty()) {
     ASSERT_TRUE(tls->Send(last));
   }
   ASSERT_TRUE(WasRead(ours.get()));
-  // Junk, instead of it, fills the socket.
+  // Fills the socket with junk in its place.
   size_t junk = 0;
   const std::string zeros(4096, '\0');
   for (const size_t size : {zeros.size(), size_t{1}}) {
@@ -210,7 +210,7 @@ TEST_F(TlsConnectionsTest, WhatTlsItselfSendsLeavesOnceTheSocketTakesIt) {
     }
   }
   for (const int asks : {SSL_KEY_UPDATE_REQUESTED, SSL_KEY_UPDATE_NOT_REQUESTED}) {
-    // Once the second is read, the first has been served.
+    // Once the second request is read, the first has been served.
     ASSERT_EQ(SSL_key_update(tls->ssl(), asks), 1);
     ASSERT_EQ(SSL_do_handshake(tls->ssl()), 1);
     ASSERT_TRUE(WasRead(ours.get()));

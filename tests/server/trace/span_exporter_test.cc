@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Spans reach a collector in batches; one that is slow, gone or unwilling costs spans, each
-// counted, and never a caller's time.
+// Spans reach a collector in batches. If it is slow, gone or refuses, spans are lost and counted,
+// and callers never wait.
 
 #include "server/trace/span_exporter.h"
 
@@ -23,7 +23,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// A collector that answers as it is told.
+// A collector with scripted answers.
 class FakeSink final : public SpanSink {
  public:
   struct State {
@@ -79,7 +79,7 @@ class SpanExporterTest : public ::testing::Test {
     state_->holds = holds;
     state_->changed.NotifyAll();
   }
-  // Waits until so many messages were sent.
+  // Waits until this many messages were sent.
   void AwaitMessages(size_t count) {
     const MutexLock lock(state_->mutex);
     while (state_->messages < count) state_->changed.Wait(state_->mutex);
@@ -95,7 +95,7 @@ class SpanExporterTest : public ::testing::Test {
   Logger logger_{Logger::Options(), std::make_shared<spdlog::sinks::ostream_sink_mt>(log_)};
 };
 
-TEST_F(SpanExporterTest, AFullBatchIsSentAtOnceTheRestAfterTheInterval) {
+TEST_F(SpanExporterTest, AFullBatchIsSentAtOnceAndTheRestAfterTheInterval) {
   const auto exporter = Make({.batch_max = 4});
   for (uint64_t n = 0; n < 4; ++n) exporter->Offer(Call(n));
   AwaitMessages(1);
@@ -113,7 +113,7 @@ TEST_F(SpanExporterTest, AFullBatchIsSentAtOnceTheRestAfterTheInterval) {
   EXPECT_EQ(exporter->stats().dropped + exporter->stats().failed, 0);
 }
 
-TEST_F(SpanExporterTest, WhatASlowCollectorHasNoRoomForIsDropped) {
+TEST_F(SpanExporterTest, SpansBeyondTheQueueAreDropped) {
   Hold(true);
   const auto exporter = Make({.pending_max = 10, .batch_max = 10});
   for (uint64_t n = 0; n < 10; ++n) exporter->Offer(Call(n));
@@ -124,15 +124,16 @@ TEST_F(SpanExporterTest, WhatASlowCollectorHasNoRoomForIsDropped) {
   exporter->Flush(kNever);
   EXPECT_EQ(exporter->stats().exported, 20 * 3);
   EXPECT_NE(log_.str().find("spans are lost"), std::string::npos);
-  EXPECT_NE(log_.str().find("spans=45 error=\"they come faster"), std::string::npos) << log_.str();
+  EXPECT_NE(log_.str().find("spans=45 error=\"they arrive faster"), std::string::npos)
+      << log_.str();
 }
 
-TEST_F(SpanExporterTest, RetriesAreFewAndOnlyForWhatMayPass) {
+TEST_F(SpanExporterTest, OnlyTransientErrorsAreRetriedAndFewTimes) {
   const auto exporter = Make({.batch_max = 1, .attempts_max = 3});
   Answer(Unavailable("gone"));
   Answer(Unavailable("gone"));
   exporter->Offer(Call(0));
-  exporter->Flush(kNever);  // in a hurry: without the pauses
+  exporter->Flush(kNever);  // while stopping: without the pauses
   EXPECT_EQ(messages(), 3u);
   EXPECT_EQ(exporter->stats().exported, 3);
   for (int n = 0; n < 3; ++n) Answer(Unavailable("gone"));
@@ -150,7 +151,7 @@ TEST_F(SpanExporterTest, RetriesAreFewAndOnlyForWhatMayPass) {
       << log_.str();
 }
 
-TEST_F(SpanExporterTest, ARetryWaitsItsTime) {
+TEST_F(SpanExporterTest, ARetryWaitsForItsPause) {
   const auto exporter = Make({.batch_max = 1, .retry_wait = seconds(10)});
   Answer(Unavailable("gone"));
   exporter->Offer(Call(0));
@@ -163,7 +164,7 @@ TEST_F(SpanExporterTest, ARetryWaitsItsTime) {
   }
 }
 
-TEST_F(SpanExporterTest, WhatACollectorRefusesIsCounted) {
+TEST_F(SpanExporterTest, SpansThatACollectorRejectsAreCounted) {
   const auto exporter = Make({.batch_max = 1});
   Answer(PartialSuccess{2, "old"});
   exporter->Offer(Call(0));
@@ -173,7 +174,7 @@ TEST_F(SpanExporterTest, WhatACollectorRefusesIsCounted) {
   EXPECT_NE(log_.str().find("spans=2 error=\"old\""), std::string::npos) << log_.str();
 }
 
-TEST_F(SpanExporterTest, TheEndWaitsForNoCollector) {
+TEST_F(SpanExporterTest, TheEndDoesNotWaitForAHangingCollector) {
   Hold(true);
   auto exporter = Make({.batch_max = 1});
   exporter->Offer(Call(0));
@@ -182,7 +183,7 @@ TEST_F(SpanExporterTest, TheEndWaitsForNoCollector) {
   EXPECT_EQ(messages(), 1u);
 }
 
-TEST_F(SpanExporterTest, ThreadsOfferAtOnce) {
+TEST_F(SpanExporterTest, SpansOfSeveralThreadsAreAllCounted) {
   const auto exporter = Make({.pending_max = 100'000, .batch_max = 64});
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -195,7 +196,7 @@ TEST_F(SpanExporterTest, ThreadsOfferAtOnce) {
   EXPECT_EQ(exporter->stats().exported, 2000 * 3);
 }
 
-TEST_F(SpanExporterTest, TheClientsFlagDecidesElseTheShare) {
+TEST_F(SpanExporterTest, TheClientsFlagDecidesOtherwiseTheRate) {
   Tracer all(1, {1, 2}, Make());
   Tracer none(0, {1, 2}, Make());
   const TraceParent sampled{1, 2, 3, true};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is a traceparent and what is none, by the letter of W3C Trace Context; ids do not repeat.
+// Which strings are traceparents, as specified by W3C Trace Context; ids do not repeat.
 
 #include "server/trace/trace_parent.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr char kGood[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-TEST(TraceParentTest, ReadsAndWritesTheSame) {
+TEST(TraceParentTest, RoundTrips) {
   const std::optional<TraceParent> parent = ParseTraceParent(kGood);
   ASSERT_TRUE(parent.has_value());
   EXPECT_EQ(parent->trace_high, 0x4bf92f3577b34da6u);
@@ -35,7 +35,7 @@ TEST(TraceParentTest, ReadsAndWritesTheSame) {
   EXPECT_EQ(FormatTraceParent(*ParseTraceParent(unsampled)), unsampled);
 }
 
-TEST(TraceParentTest, OnlyTheSampledFlagIsKnown) {
+TEST(TraceParentTest, UnknownFlagsAreDropped) {
   std::string text = kGood;
   text.replace(53, 2, "ff");
   EXPECT_EQ(FormatTraceParent(*ParseTraceParent(text)), kGood);
@@ -43,7 +43,7 @@ TEST(TraceParentTest, OnlyTheSampledFlagIsKnown) {
   EXPECT_FALSE(ParseTraceParent(text)->sampled);
 }
 
-TEST(TraceParentTest, LaterVersionsMayHaveMore) {
+TEST(TraceParentTest, LaterVersionsMayHaveMoreFields) {
   const std::string rest = std::string(kGood).substr(2);
   EXPECT_TRUE(ParseTraceParent("01" + rest).has_value());
   EXPECT_TRUE(ParseTraceParent("cc" + rest + "-what-the-future-will-be").has_value());
@@ -53,7 +53,7 @@ TEST(TraceParentTest, LaterVersionsMayHaveMore) {
   EXPECT_FALSE(ParseTraceParent("ff" + rest).has_value());
 }
 
-TEST(TraceParentTest, AnythingElseIsNone) {
+TEST(TraceParentTest, MalformedStringsAreRejected) {
   for (const char* bad :
        {"", "00", "00-", "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
         "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
@@ -84,7 +84,7 @@ TEST(TraceParentTest, AnythingElseIsNone) {
   }
 }
 
-TEST(SpanIdsTest, NoneIsZeroOrTwice) {
+TEST(SpanIdsTest, IdsAreNeverZeroOrRepeated) {
   SpanIds ids(1, 2);
   std::set<uint64_t> spans;
   std::set<std::string> traces;

@@ -17,7 +17,7 @@ bool IsInRange(const BlockPool& pool, const BlockPool::Block& block) {
          block.get() + BlockPool::kBlockBytes <= pool.begin() + pool.bytes();
 }
 
-TEST(BlockPool, GivesEachBlockOnceAndThenTheHeaps) {
+TEST(BlockPool, GivesEachBlockOnceThenHeapBlocks) {
   BlockPool pool(3 << 20);
   EXPECT_EQ(pool.bytes(), 4 << 20);  // whole huge pages
   std::vector<BlockPool::Block> blocks;
@@ -37,7 +37,7 @@ TEST(BlockPool, GivesEachBlockOnceAndThenTheHeaps) {
   EXPECT_EQ(pool.Take().get(), last);
 }
 
-TEST(BlockPool, WithoutMemoryEveryBlockIsTheHeaps) {
+TEST(BlockPool, WithoutMemoryEveryBlockIsFromTheHeap) {
   BlockPool pool(0);
   EXPECT_EQ(pool.begin(), nullptr);
   const BlockPool::Block block = pool.Take();

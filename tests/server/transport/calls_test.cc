@@ -129,7 +129,7 @@ TEST_F(CallsTest, EndAtTheirDeadline) {
   EXPECT_EQ(client->answer(id).Status(), static_cast<int>(Code::kDeadlineExceeded));
   const int32_t past = client->Begin("/held", {{"grpc-timeout", "0n"}});
   ASSERT_TRUE(client.UntilClosed(past));
-  // Not that it has no message, which is still coming.
+  // Not for the lack of a message, which is still arriving.
   const int32_t slow = client->Begin("/one", {{"grpc-timeout", "20m"}});
   client->Send(slow, Framed("whole").substr(0, 7), false);
   ASSERT_TRUE(client.UntilClosed(slow));
@@ -144,8 +144,8 @@ TEST_F(CallsTest, EndAtTheirDeadline) {
   EXPECT_EQ(methods_.counts.begun.load(), 3);
 }
 
-// The client resets its call once it has sent so much, and once it has seen so much.
-TEST_F(CallsTest, AreCancelledAtEveryState) {
+// The client resets its call after sending this much, and after reading this much.
+TEST_F(CallsTest, CanBeCancelledInEveryState) {
   ConnectedClient client = Connect();
   for (const std::string path : {"/echo", "/later", "/held", "/deaf", "/refused", "/flood"}) {
     const bool answers = path == "/echo" || path == "/later" || path == "/flood";
@@ -172,8 +172,8 @@ TEST_F(CallsTest, AreCancelledAtEveryState) {
   EXPECT_TRUE(AllDone());
 }
 
-// gRPC's clients send a reset alone for a call that is cancelled before its headers have left.
-TEST_F(CallsTest, GoOnWhenOthersAreCancelledBeforeTheyBegin) {
+// gRPC's clients send a lone reset for a call that is cancelled before its headers have left.
+TEST_F(CallsTest, SurviveResetsOfCallsThatHaveNotBegun) {
   ConnectedClient client = Connect();
   const int32_t held = client->Begin("/echo");
   client->SendMessage(held, "begun before", false);
@@ -207,7 +207,7 @@ TEST_F(CallsTest, WaitForClientsThatDoNotRead) {
   client.client = std::make_unique<Http2Client>(/*grants_windows=*/false);
   const int32_t id = client->Begin("/flood");
   ASSERT_TRUE(client.Until([&] { return client->answer(id).body.size() == 65535; }));
-  // Another call of the same connection has its own window, and the connection's is full.
+  // Another call of the same connection has its own window, but the connection's is full.
   client->Grant(0, 1000000);
   const int32_t other = client->Begin("/echo");
   client->SendMessage(other, "small");
@@ -219,7 +219,7 @@ TEST_F(CallsTest, WaitForClientsThatDoNotRead) {
   EXPECT_TRUE(AllDone());
 }
 
-TEST_F(CallsTest, AreDoneOnceTheSocketHasTheirAnswer) {
+TEST_F(CallsTest, AreDoneOnceTheirAnswerIsInTheSocket) {
   ConnectedClient client = Connect();
   std::vector<int32_t> ids;
   for (int i = 0; i < 5; ++i) {
@@ -230,7 +230,7 @@ TEST_F(CallsTest, AreDoneOnceTheSocketHasTheirAnswer) {
   client->Grant(0, 1 << 24);
   for (const int32_t id : ids) client->Grant(id, 1 << 24);
   client.Write();
-  // More of some than the socket takes is in the connection's output.
+  // For some of them, more than the socket accepts is in the connection's output.
   ASSERT_TRUE(Eventually([&] { return methods_.counts.messages.load() == 5; }));
   EXPECT_EQ(methods_.counts.done.load(), 0);
   for (const int32_t id : ids) ASSERT_TRUE(client.UntilClosed(id));
@@ -239,7 +239,7 @@ TEST_F(CallsTest, AreDoneOnceTheSocketHasTheirAnswer) {
   EXPECT_EQ(methods_.counts.cancelled.load(), 0);
 }
 
-TEST_F(CallsTest, HaveMetadataWithinLimits) {
+TEST_F(CallsTest, RefuseTooMuchOrMalformedMetadata) {
   ConnectedClient client = Connect();
   const int32_t large = client->Begin("/echo", {{"long", std::string(9000, 'x')}});
   ASSERT_TRUE(client.UntilClosed(large));
@@ -250,7 +250,7 @@ TEST_F(CallsTest, HaveMetadataWithinLimits) {
   EXPECT_EQ(methods_.counts.begun.load(), 0);
 }
 
-TEST_F(CallsTest, AreGrpcAndNothingElse) {
+TEST_F(CallsTest, RefuseRequestsThatAreNotGrpc) {
   ConnectedClient client = Connect();
   const int32_t get = client->BeginAs(
       {{":method", "GET"}, {":scheme", "http"}, {":path", "/"}, {":authority", "a"}}, true);

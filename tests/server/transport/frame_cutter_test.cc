@@ -28,7 +28,7 @@ std::string Frame(uint8_t type, uint32_t stream, const std::string& payload) {
          payload;
 }
 
-TEST(FrameCutterTest, CutsIntoFramesHoweverTheBytesCome) {
+TEST(FrameCutterTest, CutsFramesHoweverTheBytesArrive) {
   std::mt19937 random(1);
   for (int n = 0; n < 500; ++n) {
     std::string came = NGHTTP2_CLIENT_MAGIC;
@@ -44,7 +44,7 @@ TEST(FrameCutterTest, CutsIntoFramesHoweverTheBytesCome) {
     std::vector<std::string> cut = {""};
     for (size_t at = 0; at < came.size();) {
       const size_t count = std::min(came.size() - at, 1 + random() % piece_max);
-      // A copy, so that a sanitizer sees reads beyond it.
+      // A copy, so that a sanitizer sees reads beyond its end.
       const std::string copy = came.substr(at, count);
       std::string_view bytes = copy;
       for (std::string_view part = cutter.Next(bytes); !part.empty(); part = cutter.Next(bytes)) {
@@ -67,7 +67,7 @@ TEST(FrameCutterTest, CutsIntoFramesHoweverTheBytesCome) {
   }
 }
 
-TEST(FrameCutterTest, BeginsWithThePreface) {
+TEST(FrameCutterTest, RequiresThePreface) {
   FrameCutter cutter;
   std::string_view bytes = NGHTTP2_CLIENT_MAGIC;
   EXPECT_EQ(cutter.Next(bytes).size(), size_t{NGHTTP2_CLIENT_MAGIC_LEN});

@@ -31,7 +31,7 @@ class Http2MemoryTest : public testing::Test {
   nghttp2_mem functions_ = memory_.Functions();
 };
 
-TEST_F(Http2MemoryTest, WhatIsGivenBackServesAgain) {
+TEST_F(Http2MemoryTest, FreedBlocksAreReused) {
   for (const size_t bytes : {0, 1, 64, 65, 512}) {
     void* const first = Take(bytes);
     ASSERT_NE(first, nullptr);
@@ -42,18 +42,18 @@ TEST_F(Http2MemoryTest, WhatIsGivenBackServesAgain) {
   Give(nullptr);
 }
 
-TEST_F(Http2MemoryTest, BlocksInUseAreApart) {
+TEST_F(Http2MemoryTest, BlocksInUseDoNotOverlap) {
   std::set<void*> all;
   for (int round = 0; round < 2; ++round) {
     std::vector<void*> taken;
     for (int i = 0; i < 1000; ++i) taken.push_back(Take(static_cast<size_t>(i)));
     all = {taken.begin(), taken.end()};
     EXPECT_EQ(all.size(), taken.size());
-    for (void* const each : taken) Give(each);  // of which most is too much to keep
+    for (void* const each : taken) Give(each);  // most of which exceeds what is cached
   }
 }
 
-TEST_F(Http2MemoryTest, GrowsWithItsBytesAndIsZeroWhereThatIsAsked) {
+TEST_F(Http2MemoryTest, ReallocKeepsTheBytesAndCallocZeroes) {
   auto* data = static_cast<uint8_t*>(Resize(nullptr, 10));
   for (size_t bytes = 10; bytes <= 2000; bytes += 10) {
     data = static_cast<uint8_t*>(Resize(data, bytes));

@@ -16,7 +16,7 @@
 namespace attend {
 namespace {
 
-// Keeps what came, and sends what the test says.
+// Keeps all events, and sends what the test chooses.
 struct Recorded final : Http2Stream {
   void OnData(std::string_view bytes) override { came.append(bytes); }
   void OnEnd() override { ended = true; }
@@ -61,7 +61,7 @@ class Http2SessionTest : public ::testing::Test, protected Http2Session::Owner {
     }
     return *session_;
   }
-  // All that the session has to say, `piece` bytes at a time, to the client.
+  // Passes all output of the session to the client, `piece` bytes at a time.
   void ToClient(Http2Client& client) {
     for (;;) {
       ASSERT_TRUE(session().Send().ok());
@@ -72,7 +72,7 @@ class Http2SessionTest : public ::testing::Test, protected Http2Session::Owner {
       session().output().Consume(bytes.size());
     }
   }
-  // Until neither has anything to say. Returns what the session thinks of its client.
+  // Exchanges bytes until neither end has any. Returns the session's verdict on its client.
   Status Exchange(Http2Client& client, size_t piece = 1 << 20) {
     for (;;) {
       ToClient(client);
@@ -93,12 +93,12 @@ class Http2SessionTest : public ::testing::Test, protected Http2Session::Owner {
   std::unique_ptr<Http2Session> session_;
 };
 
-// A frame of so many zeros.
+// A frame of this many zeros.
 std::string Frame(uint8_t type, uint8_t flags, uint32_t id, size_t bytes) {
   return http2::Frame(type, flags, id, std::string(bytes, '\0'));
 }
 
-TEST_F(Http2SessionTest, TakesARequestAndAnswersIt) {
+TEST_F(Http2SessionTest, AnswersARequest) {
   for (const size_t piece : {1, 3, 100000}) {
     session_.reset();
     Http2Client client;
@@ -124,7 +124,7 @@ TEST_F(Http2SessionTest, TakesARequestAndAnswersIt) {
   }
 }
 
-TEST_F(Http2SessionTest, AnswersPieceByPiece) {
+TEST_F(Http2SessionTest, SendsAnAnswerInPieces) {
   Http2Client client;
   const int32_t id = client.Begin("/a.B/C", {}, /*ends=*/true);
   ASSERT_TRUE(Exchange(client).ok());
@@ -156,7 +156,7 @@ TEST_F(Http2SessionTest, ResetsAStreamAfterItsTrailersIfTheClientIsNotDone) {
   EXPECT_TRUE(streams_.at(id)->whole);
 }
 
-TEST_F(Http2SessionTest, SaysThatAStreamWasReset) {
+TEST_F(Http2SessionTest, ReportsAReset) {
   Http2Client client;
   const int32_t id = client.Begin("/a.B/C");
   ASSERT_TRUE(Exchange(client).ok());
@@ -166,7 +166,7 @@ TEST_F(Http2SessionTest, SaysThatAStreamWasReset) {
   EXPECT_FALSE(streams_.at(id)->whole);
 }
 
-TEST_F(Http2SessionTest, WaitsForWhatIsConsumed) {
+TEST_F(Http2SessionTest, OpensWindowsAsDataIsConsumed) {
   limits_.stream_window_bytes = 100000;
   Http2Client client;
   const int32_t slow = client.Begin("/a.B/C");
@@ -187,7 +187,7 @@ TEST_F(Http2SessionTest, WaitsForWhatIsConsumed) {
   EXPECT_EQ(granted_[slow], 200000);
 }
 
-TEST_F(Http2SessionTest, TakesPaddingAndCountsIt) {
+TEST_F(Http2SessionTest, AcceptsAndCountsPadding) {
   limits_.stream_window_bytes = 100000;
   Http2Client client;
   client.Pad(200);
@@ -222,13 +222,13 @@ TEST_F(Http2SessionTest, StopsAtItsOutputBound) {
   EXPECT_EQ(client.answer(id).body.size(), 1000000u);
 }
 
-TEST_F(Http2SessionTest, AsksForNoMoreStreamsAndServesThoseOnTheirWay) {
+TEST_F(Http2SessionTest, DrainsWhileServingStreamsOnTheirWay) {
   Http2Client client;
   const int32_t first = client.Begin("/a.B/C", {}, true);
   ASSERT_TRUE(Exchange(client).ok());
   session().Drain();
   const int32_t second = client.Begin("/a.B/C", {}, true);
-  // The client has said it before it hears of the drain.
+  // The client opened it before it saw the drain.
   const std::string said = client.Output();
   ToClient(client);
   ASSERT_EQ(client.goaways().size(), 1u);
@@ -246,7 +246,7 @@ TEST_F(Http2SessionTest, AsksForNoMoreStreamsAndServesThoseOnTheirWay) {
   EXPECT_TRUE(session().over());
 }
 
-TEST_F(Http2SessionTest, TellsHowManyStreamsThereMayBe) {
+TEST_F(Http2SessionTest, AnnouncesTheStreamLimit) {
   limits_.streams_max = 3;
   Http2Client client;
   ASSERT_TRUE(Exchange(client).ok());
@@ -256,7 +256,7 @@ TEST_F(Http2SessionTest, TellsHowManyStreamsThereMayBe) {
   EXPECT_EQ(streams_.size(), 3u);
 }
 
-TEST_F(Http2SessionTest, RefusesStreamsBeyondThatBeforeTheClientKnows) {
+TEST_F(Http2SessionTest, RefusesStreamsBeyondTheLimitBeforeTheClientKnowsIt) {
   limits_.streams_max = 3;
   Http2Client client;
   int32_t last = 0;
@@ -282,7 +282,7 @@ TEST_F(Http2SessionTest, EndsAConnectionThatNeverAcknowledgesTheSettings) {
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
 }
 
-TEST_F(Http2SessionTest, SaysThatARuleOfHttp2WasBroken) {
+TEST_F(Http2SessionTest, ReportsAViolationOfHttp2) {
   Http2Client client;
   client.Begin("/a.B/C", {}, true);
   ASSERT_TRUE(Exchange(client).ok());
@@ -294,7 +294,7 @@ TEST_F(Http2SessionTest, SaysThatARuleOfHttp2WasBroken) {
   EXPECT_TRUE(session().over() || session().wants_send());
 }
 
-TEST_F(Http2SessionTest, DropsWhatComesForRefusedStreams) {
+TEST_F(Http2SessionTest, DropsDataOfRefusedStreams) {
   refuses_ = true;
   limits_.connection_window_bytes = 100000;
   Http2Client client;
@@ -307,7 +307,7 @@ TEST_F(Http2SessionTest, DropsWhatComesForRefusedStreams) {
   EXPECT_EQ(streams_.at(id)->came.size(), 90000u);
 }
 
-TEST_F(Http2SessionTest, KeepsNoMoreOfHeadersThanTheirLimit) {
+TEST_F(Http2SessionTest, BoundsTheMemoryOfHeaders) {
   limits_.header_list_bytes_max = 2000;
   Http2Client client;
   const int32_t id = client.Begin("/a.B/C", {{"long", std::string(3000, 'x')}}, true);
@@ -322,7 +322,8 @@ TEST_F(Http2SessionTest, EndsAConnectionOfEndlessHeaders) {
   limits_.header_list_bytes_max = 2000;
   Http2Client client;
   Http2Client::Headers many;
-  for (int i = 0; i < 1000; ++i) many.emplace_back("same", "value");  // a byte each, once known
+  // a byte each, once in the table
+  for (int i = 0; i < 1000; ++i) many.emplace_back("same", "value");
   client.Begin("/a.B/C", many, true);
   const Status status = Exchange(client);
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
@@ -330,7 +331,7 @@ TEST_F(Http2SessionTest, EndsAConnectionOfEndlessHeaders) {
   EXPECT_EQ(client.goaways()[0].second, uint32_t{NGHTTP2_ENHANCE_YOUR_CALM});
 }
 
-TEST_F(Http2SessionTest, EndsConnectionsThatSendWhatCarriesNothing) {
+TEST_F(Http2SessionTest, EndsConnectionsThatFloodWithUselessFrames) {
   limits_.rates.resets = {.per_second = 1000, .burst = 1000};
   const std::map<std::string, std::string> floods = {
       {"ping", Frame(NGHTTP2_PING, 0, 0, 8)},
@@ -361,13 +362,13 @@ TEST_F(Http2SessionTest, EndsConnectionsThatSendWhatCarriesNothing) {
     }
     EXPECT_EQ(status.code(), Code::kResourceExhausted) << name;
     EXPECT_LT(count, 60000) << name;
-    if (name == "settings") continue;  // which this client did not send, so it hears no more
+    if (name == "settings") continue;  // not sent by this client, so it is told nothing more
     ASSERT_EQ(client.goaways().size(), 1u) << name;
     EXPECT_EQ(client.goaways()[0].second, uint32_t{NGHTTP2_ENHANCE_YOUR_CALM}) << name;
   }
 }
 
-TEST_F(Http2SessionTest, LetsHonestClientsCancelManyCalls) {
+TEST_F(Http2SessionTest, AllowsClientsToCancelManyCalls) {
   Http2Client client;
   for (int i = 0; i < 20; ++i) {
     std::vector<int32_t> ids;
@@ -379,7 +380,7 @@ TEST_F(Http2SessionTest, LetsHonestClientsCancelManyCalls) {
   EXPECT_EQ(streams_.size(), 10000u);
 }
 
-TEST_F(Http2SessionTest, SpeaksNothingButHttp2) {
+TEST_F(Http2SessionTest, RefusesOtherProtocols) {
   EXPECT_EQ(session().Receive("GET / HTTP/1.1\r\nhost: a\r\n\r\n").code(), Code::kInvalidArgument);
 }
 

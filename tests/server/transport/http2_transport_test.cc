@@ -62,7 +62,7 @@ TEST_F(TransportTest, EndsWithOpenCalls) {
   }
 }
 
-TEST_F(TransportTest, DrainsWithoutLosingCalls) {
+TEST_F(TransportTest, ADrainLosesNoCalls) {
   ConnectedClient client = Connect();
   const int32_t id = client->Begin("/echo");
   client->SendMessage(id, "before", false);
@@ -76,14 +76,14 @@ TEST_F(TransportTest, DrainsWithoutLosingCalls) {
   EXPECT_TRUE(Eventually([&] { return transport_->CountConnections() == 0; }));
 }
 
-TEST_F(TransportTest, SaysWhenAllThatCameAtOnceHasBeenTaken) {
+TEST_F(TransportTest, TellsCallsWhenAReadIsProcessed) {
   ConnectedClient client = Connect();
   std::vector<int32_t> ids;
   for (int i = 0; i < 10; ++i) {
     ids.push_back(client->Begin("/together"));
     client->SendMessage(ids.back(), "x");
   }
-  client.Write();  // one read of the server's
+  client.Write();  // one read by the server
   for (const int32_t id : ids) {
     ASSERT_TRUE(client.UntilClosed(id));
     EXPECT_EQ(client->answer(id).Messages(), std::vector<std::string>{"10"});
@@ -95,7 +95,7 @@ TEST_F(TransportTest, DrainsIdleAndOldConnections) {
   options_.connection.drain_timeout = std::chrono::milliseconds(10);
   ConnectedClient idle = Connect();
   EXPECT_TRUE(idle.Until([&] { return idle.ended; }));
-  EXPECT_GE(idle->goaways().size(), 1u);  // without calls it hears no more
+  EXPECT_GE(idle->goaways().size(), 1u);  // without calls it gets only one
   options_.connection.idle_timeout = std::chrono::hours(1);
   options_.connection.age_max = std::chrono::milliseconds(10);
   Start();
@@ -108,7 +108,7 @@ TEST_F(TransportTest, DrainsIdleAndOldConnections) {
   EXPECT_TRUE(old.Until([&] { return old.ended; }));
 }
 
-TEST_F(TransportTest, SpreadsTheAgesOfConnectionsThatCameTogether) {
+TEST_F(TransportTest, SpreadsTheMaximalAgesOfConnections) {
   options_.connection.age_max = std::chrono::seconds(1);
   options_.connection.drain_timeout = std::chrono::milliseconds(1);
   const TimePoint began = clock_.Now();
@@ -121,7 +121,7 @@ TEST_F(TransportTest, SpreadsTheAgesOfConnectionsThatCameTogether) {
   EXPECT_GE(clock_.Now() - first, std::chrono::milliseconds(40));
 }
 
-TEST_F(TransportTest, ClosesConnectionsThatSayNothing) {
+TEST_F(TransportTest, ClosesSilentConnections) {
   options_.connection.handshake_timeout = std::chrono::milliseconds(10);
   ConnectedClient client = Connect();
   client.client->Output();  // never sent
@@ -135,7 +135,7 @@ TEST_F(TransportTest, ClosesConnectionsThatFlood) {
   EXPECT_EQ(client->goaways().size(), 1u);
 }
 
-TEST_F(TransportTest, RefusesCallsOfAConnectionThatHasTooMany) {
+TEST_F(TransportTest, RefusesCallsBeyondAConnectionsLimit) {
   options_.connection.calls_max = 10;
   ConnectedClient client = Connect();
   std::vector<int32_t> ids;
@@ -154,7 +154,7 @@ TEST_F(TransportTest, CountsPadding) {
   EXPECT_GE(transport_->CountPadding(), 200);
 }
 
-// Keeps its loop from going on, from the first call until it is told.
+// Blocks its loop, from the first call until it is released.
 struct StandStill {
   struct Guard final : ConnectionGuard {
     explicit Guard(StandStill& its_stand) : stand(its_stand) {}
@@ -174,7 +174,7 @@ struct StandStill {
   std::atomic<bool> stands{false};
 };
 
-TEST_F(TransportTest, SaysWhetherItsLoopsStandStill) {
+TEST_F(TransportTest, DetectsABlockedLoop) {
   options_.loops = 2;
   Start();
   for (int i = 0; i < 3; ++i) {
@@ -190,12 +190,13 @@ TEST_F(TransportTest, SaysWhetherItsLoopsStandStill) {
   EXPECT_TRUE(Eventually([&] { return transport_->StoodStill() == Duration::zero(); }));
 }
 
-// Lets so many calls be open, and counts.
+// Allows this many open calls, and counts. Its connection may end after the test's body.
 struct CountingGuard final : ConnectionGuard {
   struct Counts {
     std::atomic<int64_t> open{0}, bytes{0}, kept{0}, granted{0}, ended{0}, failed{0};
   };
-  CountingGuard(Counts& its_counts, int64_t its_most) : counts(its_counts), most(its_most) {}
+  CountingGuard(std::shared_ptr<Counts> its_counts, int64_t its_most)
+      : shared(std::move(its_counts)), counts(*shared), most(its_most) {}
   Status OpenCall(int32_t) override {
     if (counts.open.load() >= most) return ResourceExhausted("too many calls");
     counts.open.fetch_add(1);
@@ -212,13 +213,15 @@ struct CountingGuard final : ConnectionGuard {
     counts.failed.fetch_add(why.ok() ? 0 : 1);
   }
 
+  const std::shared_ptr<Counts> shared;
   Counts& counts;
   const int64_t most;
 };
 
-TEST_F(TransportTest, AsksItsGuardForCalls) {
-  CountingGuard::Counts counts;
-  ConnectedClient client = Connect(std::make_unique<CountingGuard>(counts, 3));
+TEST_F(TransportTest, AsksItsGuardBeforeACall) {
+  const auto shared = std::make_shared<CountingGuard::Counts>();
+  const CountingGuard::Counts& counts = *shared;
+  ConnectedClient client = Connect(std::make_unique<CountingGuard>(shared, 3));
   const int32_t held = client->Begin("/held");
   client->SendMessage(held, std::string(1000, 'h'), false);
   const int32_t whole = client->Begin("/echo");
@@ -235,9 +238,10 @@ TEST_F(TransportTest, AsksItsGuardForCalls) {
   EXPECT_EQ(counts.failed.load(), 1);
 }
 
-TEST_F(TransportTest, TellsItsGuardOfWhatIsKept) {
-  CountingGuard::Counts counts;
-  ConnectedClient client = Connect(std::make_unique<CountingGuard>(counts, 3));
+TEST_F(TransportTest, TellsItsGuardHowManyBytesAreKept) {
+  const auto shared = std::make_shared<CountingGuard::Counts>();
+  const CountingGuard::Counts& counts = *shared;
+  ConnectedClient client = Connect(std::make_unique<CountingGuard>(shared, 3));
   for (const bool reset : {true, false}) {
     const int32_t held = client->Begin("/held");
     client->SendMessage(held, std::string(1000, 'h'), false);
@@ -271,7 +275,7 @@ class BlocksTest : public TransportTest {
              unused.back().get() < pool_.begin() + pool_.bytes());
     return kBlocks + 1 - std::ssize(unused);
   }
-  // All that the client has sent has been read.
+  // Waits until all that the client has sent has been read.
   void UntilRead(ConnectedClient& client) {
     const int32_t id = client->Begin("/echo");
     client->SendMessage(id, "last");
@@ -287,9 +291,10 @@ class BlocksTest : public TransportTest {
   }();
 };
 
-TEST_F(BlocksTest, AreInUseForAsLongAsTheirMessages) {
-  CountingGuard::Counts counts;
-  ConnectedClient client = Connect(std::make_unique<CountingGuard>(counts, 3));
+TEST_F(BlocksTest, BlocksAreInUseAsLongAsTheirMessages) {
+  const auto shared = std::make_shared<CountingGuard::Counts>();
+  const CountingGuard::Counts& counts = *shared;
+  ConnectedClient client = Connect(std::make_unique<CountingGuard>(shared, 3));
   for (const bool whole : {true, false}) {
     const int32_t id = client->Begin("/echo");
     client->Send(id, Framed(text_).substr(0, 700000));
@@ -311,7 +316,7 @@ TEST_F(BlocksTest, AreInUseForAsLongAsTheirMessages) {
   }
 }
 
-TEST_F(BlocksTest, AreNoMoreWhereMessagesKeepLittleOfThem) {
+TEST_F(BlocksTest, BlocksAreGivenUpWhenMessagesKeepLittleOfThem) {
   ConnectedClient client = Connect();
   for (const bool wastes : {true, false}) {
     UntilRead(client);  // and it knows the windows

@@ -51,7 +51,7 @@ void RunOn(Loop& loop, std::function<void()> function) {
   while (!done.load()) std::this_thread::yield();
 }
 
-TEST(Loop, RunsTasksInOrderOnItsThread) {
+TEST(Loop, TasksRunInOrderOnTheLoopsThread) {
   const SteadyClock clock{};
   const std::unique_ptr<Loop> loop = StartLoop(clock);
   std::vector<int> order;
@@ -63,14 +63,14 @@ TEST(Loop, RunsTasksInOrderOnItsThread) {
   RunOn(*loop, [&] {
     loop->Post(first);
     loop->Post(second);
-    loop->Post(first);  // it is posted already
+    loop->Post(first);  // it has been posted already
   });
   RunOn(*loop, [] {});
   EXPECT_EQ(order, (std::vector<int>{1, 2}));
   EXPECT_FALSE(loop->OnThread());
 }
 
-TEST(Loop, LosesNoPostOfManyThreads) {
+TEST(Loop, NoTaskIsLostUnderManyThreads) {
   const SteadyClock clock{};
   const std::unique_ptr<Loop> loop = StartLoop(clock);
   constexpr int kThreads = 4, kPosts = 5000;
@@ -122,7 +122,7 @@ TEST(Loop, ServesTimersWhenTheyAreDue) {
   });
 }
 
-// Counts what happens to a descriptor, and asks for the end of each turn.
+// Counts events of a descriptor, and asks to be told the end of each turn.
 struct Watched final : Loop::Watcher, Loop::TurnEnd {
   explicit Watched(Loop& its_loop) : loop(its_loop) {}
   void OnEvents(uint32_t events) override {
@@ -141,7 +141,7 @@ struct Watched final : Loop::Watcher, Loop::TurnEnd {
   std::atomic<int> turns{0};
 };
 
-TEST(Loop, EndsATurnOnceForEachThatAsked) {
+TEST(Loop, ReportsTheEndOfATurnOncePerRequest) {
   const SteadyClock clock{};
   const std::unique_ptr<Loop> loop = StartLoop(clock);
   Watched one(*loop), two(*loop);

@@ -33,7 +33,7 @@ Status Cut(MessageAssembler& assembler, std::string_view stream, size_t piece,
   return Status();
 }
 
-TEST(MessageAssembler, CutsStreamsWhereverTheyAreBroken) {
+TEST(MessageAssembler, FindsMessagesInPiecesOfAnySize) {
   std::mt19937 random(std::random_device{}());
   std::vector<std::string> sent;
   std::string stream;
@@ -50,7 +50,7 @@ TEST(MessageAssembler, CutsStreamsWhereverTheyAreBroken) {
   }
 }
 
-TEST(MessageAssembler, HandsOutWholeMessagesWhereTheyLie) {
+TEST(MessageAssembler, WholeMessagesAreNotCopied) {
   const std::string stream = Framed("hello");
   std::string_view bytes = stream;
   MessageAssembler assembler(kMost);
@@ -63,7 +63,7 @@ TEST(MessageAssembler, HandsOutWholeMessagesWhereTheyLie) {
   EXPECT_EQ(message.Text(), "hello");
 }
 
-TEST(MessageAssembler, TakesNoMemoryForALengthAlone) {
+TEST(MessageAssembler, ALengthAloneAllocatesNothing) {
   const std::string prefix = Framed(std::string(kMost, 'x')).substr(0, 6);
   MessageAssembler assembler(kMost);
   std::string_view bytes = prefix;
@@ -75,7 +75,7 @@ TEST(MessageAssembler, TakesNoMemoryForALengthAlone) {
   EXPECT_LE(assembler.held_bytes(), 256 << 10);
 }
 
-TEST(MessageAssembler, GathersALargeMessageWithoutMovingIt) {
+TEST(MessageAssembler, ALargeMessageIsNotMovedAsItGrows) {
   constexpr size_t kBytes = 3 << 20;
   MessageAssembler assembler(kBytes);
   const std::string stream = Framed(std::string(kBytes, 'x'));
@@ -93,9 +93,9 @@ TEST(MessageAssembler, GathersALargeMessageWithoutMovingIt) {
   EXPECT_EQ(assembler.held_bytes(), 0);
 }
 
-// Large pieces stay where they were read for as long as the message is held; small ones are copied,
-// so that a few bytes do not keep a block.
-TEST(MessageAssembler, RefersToWhatLiesInABlock) {
+// Large pieces stay where they were read as long as the message is held; small ones are copied, so
+// that a few bytes do not keep a block.
+TEST(MessageAssembler, RefersToLargePiecesInBlocks) {
   constexpr size_t kBytes = 100000;
   std::string text;
   std::mt19937 random(std::random_device{}());
@@ -113,7 +113,7 @@ TEST(MessageAssembler, RefersToWhatLiesInABlock) {
     std::string_view piece = left.substr(0, i % 3 == 2 ? 100 : 7000);
     left.remove_prefix(piece.size());
     ASSERT_TRUE(assembler.Take(piece, &block, message, whole).ok());
-    // Small pieces in between take little more than they are.
+    // Small pieces in between take little more memory than their size.
     ASSERT_LE(assembler.held_bytes(), static_cast<int64_t>(2 * kBytes));
   }
   block.memory.reset();
@@ -132,7 +132,7 @@ TEST(MessageAssembler, RefersToWhatLiesInABlock) {
   EXPECT_TRUE(lives.expired());
 }
 
-TEST(MessageAssembler, RefusesWhatIsTooLongAtItsLength) {
+TEST(MessageAssembler, RefusesATooLongMessageAtItsLength) {
   MessageAssembler assembler(10);
   std::vector<std::string> messages;
   EXPECT_TRUE(Cut(assembler, Framed(std::string(10, 'x')), 100, messages).ok());
@@ -149,7 +149,7 @@ TEST(MessageAssembler, RefusesCompressedMessagesAndOtherFlags) {
   EXPECT_EQ(Cut(unknown, "\2", 100, messages).code(), Code::kInternal);
 }
 
-// Some bytes of a message, at places far apart.
+// Places for some bytes of a message, far apart.
 struct TestPlaces final : MessagePlaces {
   TestPlaces(int64_t message_bytes, std::mt19937& random) {
     for (int64_t at = random() % 1000; at < message_bytes;) {
@@ -164,7 +164,7 @@ struct TestPlaces final : MessagePlaces {
   std::vector<std::string> memory;
 };
 
-TEST(MessageAssembler, BytesThatHaveAPlaceGoThere) {
+TEST(MessageAssembler, BytesAreReadIntoTheirPlaces) {
   const uint32_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);

@@ -11,7 +11,7 @@
 namespace attend {
 namespace {
 
-TEST(Base64, IsAsInTheStandard) {
+TEST(Base64, MatchesTheStandardsExamples) {
   EXPECT_EQ(EncodeBase64(""), "");
   EXPECT_EQ(EncodeBase64("f"), "Zg");
   EXPECT_EQ(EncodeBase64("fo"), "Zm8");
@@ -19,7 +19,7 @@ TEST(Base64, IsAsInTheStandard) {
   EXPECT_EQ(EncodeBase64("foobar"), "Zm9vYmFy");
 }
 
-TEST(Base64, ComesBack) {
+TEST(Base64, RoundTrips) {
   std::mt19937 random(std::random_device{}());
   for (size_t size = 0; size < 200; ++size) {
     std::string bytes(size, '\0');
@@ -31,13 +31,13 @@ TEST(Base64, ComesBack) {
   }
 }
 
-TEST(Base64, RefusesOtherText) {
+TEST(Base64, RefusesMalformedText) {
   for (const char* const text : {"A", "Zg=", "Zg===", "=", "Zm9v=", "Zm 9", "Zm-_", "Zg==Zg=="}) {
     EXPECT_FALSE(DecodeBase64(text)) << text;
   }
 }
 
-TEST(Metadata, HasBinaryValuesAsBytes) {
+TEST(Metadata, DecodesBinaryValues) {
   CallMetadata metadata;
   EXPECT_TRUE(AddReceived("a-bin", "AAE, Zg==", metadata));
   EXPECT_TRUE(AddReceived("b", "one, two", metadata));
@@ -49,7 +49,7 @@ TEST(Metadata, HasBinaryValuesAsBytes) {
   EXPECT_EQ(metadata.Find("c-bin"), std::nullopt);
 }
 
-TEST(Metadata, IsEmptyOnceItIsClearedHoweverMuchThereWas) {
+TEST(Metadata, IsEmptyAfterClear) {
   CallMetadata metadata;
   for (const size_t bytes : {1, 5000, 1}) {
     metadata.Add("key", std::string(bytes, 'v'));
@@ -62,12 +62,12 @@ TEST(Metadata, IsEmptyOnceItIsClearedHoweverMuchThereWas) {
   }
 }
 
-TEST(PercentEncode, LeavesPrintableAscii) {
+TEST(PercentEncode, KeepsPrintableAscii) {
   EXPECT_EQ(PercentEncode("a b~"), "a b~");
   EXPECT_EQ(PercentEncode("100%\n\xc3\xa9"), "100%25%0A%C3%A9");
 }
 
-TEST(ParseTimeout, KnowsEveryUnit) {
+TEST(ParseTimeout, ParsesEveryUnit) {
   using namespace std::chrono;
   EXPECT_EQ(ParseTimeout("1H"), hours(1));
   EXPECT_EQ(ParseTimeout("2M"), minutes(2));
@@ -78,7 +78,7 @@ TEST(ParseTimeout, KnowsEveryUnit) {
   EXPECT_EQ(ParseTimeout("99999999H"), Duration::max());
 }
 
-TEST(ParseTimeout, RefusesOtherText) {
+TEST(ParseTimeout, RefusesMalformedText) {
   for (const char* const text : {"", "1", "S", "-1S", "1.5S", "1s", "123456789S", " 1S", "1S "}) {
     EXPECT_FALSE(ParseTimeout(text)) << text;
   }

@@ -13,7 +13,7 @@
 namespace attend {
 namespace {
 
-// Takes all of it, `most` bytes at a time.
+// Takes all output, `most` bytes at a time.
 std::string Drain(OutputQueue& queue, size_t most) {
   std::string all;
   while (!queue.empty()) {
@@ -64,7 +64,7 @@ TEST(OutputQueue, MovesParts) {
   EXPECT_EQ(Drain(to, 100), std::string(3000, 'm'));
 }
 
-TEST(OutputQueue, ServesAgainOnceItIsEmpty) {
+TEST(OutputQueue, IsReusableOnceEmpty) {
   OutputQueue queue, to;
   for (int i = 0; i < 5; ++i) {
     const OutMessage message = OutMessage::Of(std::string(3000, 'm'));
@@ -104,7 +104,7 @@ TEST(OutputQueue, CopiesBetweenLargePiecesShareABlock) {
   }
 }
 
-TEST(OutputQueue, ForgetsAllAndServesAgain) {
+TEST(OutputQueue, IsReusableAfterClear) {
   OutputQueue queue;
   const OutMessage message = OutMessage::Of(std::string(3000, 'm'));
   for (int round = 0; round < 3; ++round) {
@@ -121,7 +121,7 @@ TEST(OutputQueue, ForgetsAllAndServesAgain) {
   }
 }
 
-TEST(OutputQueue, KeepsLargePiecesWhereTheyLieUntilTheyHaveLeft) {
+TEST(OutputQueue, LargePiecesAreNotCopiedAndStayUntilSent) {
   OutputQueue queue;
   std::weak_ptr<const void> owner;
   const char* data = nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RFC 7541: HPACK. Whatever cannot be decoded is an error of the connection (RFC 9113, 4.3).
+// RFC 7541: HPACK. A block that cannot be decoded is a connection error (RFC 9113, 4.3).
 
 #include "tests/server/support/violations.h"
 
@@ -9,17 +9,19 @@ namespace {
 
 class Rfc7541 : public Violations {};
 
-TEST_P(Rfc7541, IsKept) { Judge(GetParam(), std::string(kPreface) + Settings() + SettingsAck()); }
+TEST_P(Rfc7541, ViolationsAreConnectionErrors) {
+  Judge(GetParam(), std::string(kPreface) + Settings() + SettingsAck());
+}
 
 Verdict Undecodable() { return Connection(NGHTTP2_COMPRESSION_ERROR); }
-// A request with these bytes at the end of its block, or at its beginning.
+// A request with these bytes at the end of its header block, or at its beginning.
 std::string With(std::string_view bytes) { return Headers(1, Fields().append(bytes)); }
 std::string After(std::string_view bytes) { return Headers(1, std::string(bytes) + Fields()); }
-// A header whose name is "a" and whose value comes in bytes of Huffman's code.
+// A header with the name "a" and a Huffman-coded value of these bytes.
 std::string Coded(std::string_view bytes) {
   return std::string(1, '\0') + Text("a") + Integer(bytes.size(), 7, 0x80).append(bytes);
 }
-// A header that the table keeps.
+// A header that is added to the dynamic table.
 std::string Kept(std::string_view name, std::string_view value) {
   return "\x40" + Text(name) + Text(value);
 }

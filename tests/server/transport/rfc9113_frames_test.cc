@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RFC 9113, sections 3 to 6: frames, streams and flow control. A server may answer an error of a
-// stream with one of the connection (5.4.1): where nghttp2 does, the table says so, and where it
-// does the reverse.
+// RFC 9113, sections 3 to 6: frames, streams and flow control. A server may treat a stream error as
+// a connection error (5.4.1). The table notes where nghttp2 does so, and where it does the reverse.
 
 #include "tests/server/support/violations.h"
 
@@ -62,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(Section4, Rfc9113Frames, ::testing::ValuesIn(kFrames), 
 
 const Rule kStreams[] = {
     {"5.1", "data on an idle stream", Data(5, "x"), Connection(NGHTTP2_PROTOCOL_ERROR)},
-    // Left out, where the rule ends the connection: gRPC's clients send it.
+    // Ignored, although the rule makes it a connection error: gRPC's clients send it.
     {"5.1", "reset of an idle stream", Reset(5), Taken()},
     {"5.1", "reset of an idle stream that is the server's", Reset(6),
      Connection(NGHTTP2_PROTOCOL_ERROR)},
@@ -71,7 +70,7 @@ const Rule kStreams[] = {
     {"5.1", "reset of an idle stream that begins then", Reset(5) + Whole(5), Taken()},
     {"5.1", "window of an idle stream", WindowUpdate(5, 1), Connection(NGHTTP2_PROTOCOL_ERROR)},
     {"5.1", "priority of an idle stream", Frame(NGHTTP2_PRIORITY, 0, 5, Zeros(5)), Taken()},
-    // The connection ends, where the rule ends the stream.
+    // A connection error, although the rule makes it a stream error.
     {"5.1", "data on a half closed stream", Whole(1) + Data(1, "x"),
      Connection(NGHTTP2_STREAM_CLOSED)},
     {"5.1", "headers on a half closed stream", Whole(1) + Whole(1),
@@ -88,7 +87,7 @@ const Rule kStreams[] = {
     {"5.1.1", "ids left out", Whole(101), Taken()},
     {"5.1.1", "trailers on a stream of a client that leaves out ids",
      Open(5) + Headers(5, Field("done", "1")), Taken()},
-    // The connection ends, where the rule ends the stream.
+    // A connection error, although the rule makes it a stream error.
     {"5.1.2", "one stream too many", Open(1) + Open(3) + Open(5) + Open(7) + Open(9),
      Connection(NGHTTP2_PROTOCOL_ERROR)},
     {"5.1.2", "as many streams as may be", Open(1) + Open(3) + Open(5), Taken()},
@@ -127,7 +126,7 @@ const Rule kDataAndHeaders[] = {
      Connection(NGHTTP2_PROTOCOL_ERROR)},
     {"6.3", "priority of a stream that depends on itself",
      Frame(NGHTTP2_PRIORITY, 0, 1, Number(1, 4) + Zeros(1)), Connection(NGHTTP2_PROTOCOL_ERROR)},
-    // The connection ends, where the rule ends the stream.
+    // A connection error, although the rule makes it a stream error.
     {"6.3", "priority of four bytes", Frame(NGHTTP2_PRIORITY, 0, 1, Zeros(4)),
      Connection(NGHTTP2_FRAME_SIZE_ERROR)},
     {"6.4", "reset of no stream", Reset(0), Connection(NGHTTP2_PROTOCOL_ERROR)},
@@ -187,7 +186,7 @@ const Rule kRest[] = {
     {"6.9", "window update of three bytes", Frame(NGHTTP2_WINDOW_UPDATE, 0, 0, Zeros(3)),
      Connection(NGHTTP2_FRAME_SIZE_ERROR)},
     {"6.9", "window update of nothing", WindowUpdate(0, 0), Connection(NGHTTP2_PROTOCOL_ERROR)},
-    // The connection ends, where the rule ends the stream.
+    // A connection error, although the rule makes it a stream error.
     {"6.9", "window update of nothing for a stream", Open(1) + WindowUpdate(1, 0),
      Connection(NGHTTP2_PROTOCOL_ERROR)},
     {"6.9", "window update with the reserved bit", Open(1) + WindowUpdate(1, 0x80000001), Taken()},
@@ -203,7 +202,7 @@ const Rule kRest[] = {
      Open(1) + Data(1, Zeros(ViolationServer::kWindowBytes - 1)) +
          Data(1, "\1" + Zeros(1), kPadded),
      Stream(1, NGHTTP2_FLOW_CONTROL_ERROR)},
-    // The stream ends, where the rule ends the connection.
+    // A stream error, although the rule makes it a connection error.
     {"6.9.2", "settings that take a window beyond the largest",
      Open(1) + WindowUpdate(1, kMost - 65535) +
          Setting(NGHTTP2_SETTINGS_INITIAL_WINDOW_SIZE, 65536),

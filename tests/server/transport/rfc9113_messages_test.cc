@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// RFC 9113, section 8: requests. One that is malformed is an error of its stream.
+// RFC 9113, section 8: requests. A malformed one is a stream error.
 
 #include "tests/server/support/violations.h"
 
@@ -14,11 +14,11 @@ TEST_P(Rfc9113Messages, AreAnswered) {
 }
 
 Verdict Malformed() { return Stream(1, NGHTTP2_PROTOCOL_ERROR); }
-// A request with one header more.
+// A request with one more header.
 std::string With(std::string_view name, std::string_view value) {
   return Headers(1, Fields() + Field(name, value));
 }
-// A request of these.
+// A request with exactly these headers.
 std::string Only(std::string_view method, std::string_view scheme, std::string_view path,
                  std::string_view more = "") {
   std::string block;

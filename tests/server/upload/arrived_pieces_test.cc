@@ -15,7 +15,7 @@
 namespace attend {
 namespace {
 
-TEST(ArrivedPieces, ALoneByteCompletesNothing) {
+TEST(ArrivedPieces, ASingleByteCompletesNoPiece) {
   ArrivedPieces pieces(10, 4);
   EXPECT_TRUE(pieces.Add({0, 3}).empty());
   EXPECT_TRUE(pieces.Add({5, 8}).empty());
@@ -25,7 +25,7 @@ TEST(ArrivedPieces, ALoneByteCompletesNothing) {
   EXPECT_EQ(pieces.Add({4, 5}), (std::vector<ByteRange>{{4, 8}}));
 }
 
-TEST(ArrivedPieces, NeighboursAreOneRange) {
+TEST(ArrivedPieces, AdjacentBytesAreOneRange) {
   ArrivedPieces pieces(20, 4);
   EXPECT_TRUE(pieces.Add({9, 10}).empty());
   EXPECT_EQ(pieces.Add({0, 9}), (std::vector<ByteRange>{{0, 8}}));
@@ -38,7 +38,7 @@ TEST(ArrivedPieces, NeighboursAreOneRange) {
   EXPECT_EQ(apart.Add({0, 1}), (std::vector<ByteRange>{{0, 4}}));
 }
 
-TEST(ArrivedPieces, EachByteGoesOnOnceWhoeverBringsIt) {
+TEST(ArrivedPieces, EveryByteIsPassedOnOnceUnderManyThreads) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -59,7 +59,7 @@ TEST(ArrivedPieces, EachByteGoesOnOnceWhoeverBringsIt) {
     for (size_t t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] {
         for (size_t n = t; n < ranges.size(); n += 4) {
-          // Not under the lock: who is told of a piece must see what others wrote.
+          // Without the lock: the thread that is given a piece must see the bytes others wrote.
           for (int64_t i = ranges[n].begin; i < ranges[n].end; ++i) there[i] = 1;
           for (const ByteRange& piece : pieces.Add(ranges[n])) {
             EXPECT_EQ(std::count(there.begin() + piece.begin, there.begin() + piece.end, 1),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An engine on a real GPU: an upload that went there while it arrived gives the same bits as one
-// that was copied when it was complete, and leaves no memory behind, however it ends.
+// An engine on a real GPU: an upload staged while it arrives gives the same bits as one copied when
+// complete, and leaves no memory behind, however it ends.
 
 #include <gtest/gtest.h>
 
@@ -67,7 +67,7 @@ class CudaStagingTest : public ::testing::Test {
     std::vector<const char*> bytes;
   };
 
-  // `owned` is contiguous; with lengths, which lie behind the tensors.
+  // `owned` is contiguous; lengths, if any, come after the tensors.
   Upload Begin(const test::OwnedAttention& owned, bool staged) {
     Upload upload;
     upload.request = std::make_unique<Request>();
@@ -182,7 +182,7 @@ test::ProblemSpec Spec(int64_t batch, int64_t heads, int64_t length, int64_t dim
   return spec;
 }
 
-TEST_F(CudaStagingTest, TheSameBitsAsCopiedAtOnce) {
+TEST_F(CudaStagingTest, StagedUploadsGiveTheSameBitsAsOneCopy) {
   SCOPED_TRACE("seed " + std::to_string(seed_));
   Start({int64_t{1} << 30, 1, 5000}, int64_t{256} << 20);
   if (IsSkipped() || HasFatalFailure()) return;
@@ -203,7 +203,7 @@ TEST_F(CudaStagingTest, TheSameBitsAsCopiedAtOnce) {
 }
 
 // 64 MiB each of Q, K and V, cut into parts by the lane.
-TEST_F(CudaStagingTest, LargeUploadsFromSeveralThreads) {
+TEST_F(CudaStagingTest, LargeUploadsFromSeveralThreadsAreWhole) {
   SCOPED_TRACE("seed " + std::to_string(seed_));
   Start(StagingOptions{}, int64_t{1} << 30);
   if (IsSkipped() || HasFatalFailure()) return;
@@ -218,7 +218,7 @@ TEST_F(CudaStagingTest, LargeUploadsFromSeveralThreads) {
   AwaitNothingHeld();
 }
 
-TEST_F(CudaStagingTest, UploadsBrokenOffLeaveNothing) {
+TEST_F(CudaStagingTest, CancelledUploadsLeaveNothingBehind) {
   SCOPED_TRACE("seed " + std::to_string(seed_));
   Start({int64_t{64} << 20, 1, int64_t{1} << 20}, int64_t{256} << 20);
   if (IsSkipped() || HasFatalFailure()) return;
@@ -228,7 +228,7 @@ TEST_F(CudaStagingTest, UploadsBrokenOffLeaveNothing) {
   for (int i = 0; i < 20; ++i) {
     Upload upload = Begin(owned, true);
     Arrive(upload, int64_t{3} << 20, static_cast<double>(random_() % 5) / 4);
-    upload.request.reset();  // copies are under way; the memory is soon others'
+    upload.request.reset();  // copies are in progress; the memory will be reused soon
     if (i % 4 == 0) {
       EXPECT_EQ(Run(owned, false, int64_t{1} << 20) == ordinary, true) << "bits differ";
     }

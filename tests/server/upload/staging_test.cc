@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Uploads that go on to a device while they arrive: the copy is whole and used, whatever goes wrong
-// with it the answer is right all the same, and no memory goes back while a copy may still use it.
+// Uploads that go on to a device while they arrive: the copy is complete and used, the answer is
+// right even if the copy fails, and no memory is freed while a copy may still use it.
 
 #include "server/upload/staging.h"
 
@@ -35,7 +35,7 @@ TEST_F(StagingTest, BytesInAnyOrderReachTheCopyOnce) {
   AwaitNothingHeld();
 }
 
-TEST_F(StagingTest, TheKernelReadsTheCopyAndTheCheckTheHost) {
+TEST_F(StagingTest, TheKernelReadsTheCopyAndTheCheckReadsTheHost) {
   StartStaging();
   HoldLane();
   Upload upload = Begin();
@@ -74,7 +74,7 @@ TEST_F(StagingTest, TheKernelWaitsForTheLastCopy) {
   AwaitNothingHeld();
 }
 
-TEST_F(StagingTest, SmallUploadsAndServersWithoutAreLeftAlone) {
+TEST_F(StagingTest, SmallUploadsAreNotStaged) {
   options_.staging.bytes_min = int64_t{1} << 20;
   StartStaging();
   Upload small = Begin();
@@ -88,7 +88,7 @@ TEST_F(StagingTest, SmallUploadsAndServersWithoutAreLeftAlone) {
   AwaitNothingHeld();
 }
 
-TEST_F(StagingTest, StagingIsOff) {
+TEST_F(StagingTest, StagingCanBeDisabled) {
   options_.staging.bytes_max = 0;
   StartStaging();
   Upload upload = Begin();
@@ -99,7 +99,7 @@ TEST_F(StagingTest, StagingIsOff) {
   EXPECT_EQ(Ends(StagingEnd::kBudget), 0) << "none was wanted";
 }
 
-TEST_F(StagingTest, ADeviceThatComputesInTheHostsMemoryNeedsNone) {
+TEST_F(StagingTest, ADeviceThatUsesHostMemoryNeedsNoStaging) {
   Start();
   Upload upload = Begin();
   EXPECT_EQ(upload.request->source.copy(), nullptr);
@@ -110,7 +110,7 @@ TEST_F(StagingTest, ADeviceThatComputesInTheHostsMemoryNeedsNone) {
   EXPECT_EQ(Ends(StagingEnd::kBudget), 0);
 }
 
-TEST_F(StagingTest, ABudgetThatIsTakenComesBack) {
+TEST_F(StagingTest, TheStagingBudgetIsReturned) {
   options_.staging.bytes_max = 20'000;  // of one upload
   StartStaging();
   Upload first = Begin();
@@ -132,7 +132,7 @@ TEST_F(StagingTest, ABudgetThatIsTakenComesBack) {
   AwaitNothingHeld();
 }
 
-TEST_F(StagingTest, AnyCallOfTheDeviceMayFail) {
+TEST_F(StagingTest, AFailureOfAnyDeviceCallLeavesTheAnswerRight) {
   StartStaging();
   FakeStream& stream = devices_[0]->staging();
   const Status fault = ResourceExhausted("cudaErrorPretend");
@@ -154,7 +154,7 @@ TEST_F(StagingTest, AnyCallOfTheDeviceMayFail) {
   run(StagingEnd::kNoMemory);
   stream.FailFinish(1, fault);
   run(StagingEnd::kCopyFailed);
-  // How many there are varies with the order: the first third of them is there in any.
+  // Their number varies with the order; the first third occurs in every order.
   for (int n = 1; n <= copies / 3; ++n) {
     SCOPED_TRACE("copy " + std::to_string(n));
     stream.FailCopy(n, fault);
@@ -163,7 +163,7 @@ TEST_F(StagingTest, AnyCallOfTheDeviceMayFail) {
   run(StagingEnd::kUsed);
 }
 
-TEST_F(StagingTest, TheCopysDeviceIsLost) {
+TEST_F(StagingTest, TheCopysDeviceIsLostAfterTheUpload) {
   StartStaging(2);
   Upload upload = Begin();
   ASSERT_NE(upload.request->source.copy(), nullptr);
@@ -198,7 +198,7 @@ TEST_F(StagingTest, TheCopysDeviceIsLostBeforeTheEnd) {
   AwaitNothingHeld();
 }
 
-TEST_F(StagingTest, TheCopysDeviceComesFirstUnlessItsQueueIsFull) {
+TEST_F(StagingTest, TheCopysDeviceIsPreferredUnlessItsQueueIsFull) {
   options_.worker.queue_requests_max = 1;
   StartStaging(2);
   Upload first = Begin();
@@ -232,8 +232,8 @@ TEST_F(StagingTest, TheCopysDeviceComesFirstUnlessItsQueueIsFull) {
   AwaitNothingHeld();
 }
 
-// Copies that the device has not done yet keep block and budget, whatever became of the request.
-TEST_F(StagingTest, NoMemoryGoesBackUnderACopy) {
+// Copies that the device has not done yet keep block and budget, whatever happens to the request.
+TEST_F(StagingTest, NoMemoryIsFreedUnderACopy) {
   StartStaging();
   FakeStream& stream = devices_[0]->staging();
   for (const double share : {0.0, 0.4, 1.0}) {
@@ -269,7 +269,7 @@ TEST_F(StagingTest, ADroppedCopyLeavesTheBlockToItsRequest) {
   AwaitNothingHeld();
 }
 
-TEST_F(StagingTest, CancelledInTheQueueWhileCopiesAreUnderWay) {
+TEST_F(StagingTest, ACancellationInTheQueueWaitsForCopies) {
   StartStaging();
   const uint64_t running = HoldLane();
   devices_[0]->staging().Hold();
@@ -287,14 +287,15 @@ TEST_F(StagingTest, CancelledInTheQueueWhileCopiesAreUnderWay) {
   EXPECT_EQ(Ends(StagingEnd::kAborted), 1);
 }
 
-TEST_F(StagingTest, TheEngineWaitsForCopiesBeforeItsMemoryGoes) {
+TEST_F(StagingTest, TheEngineWaitsForCopiesBeforeFreeingMemory) {
   StartStaging();
   devices_[0]->staging().Hold();
   Upload upload = Begin();
   Arrive(upload, 0.7);
   upload.request.reset();
   std::thread release([&] { devices_[0]->staging().Release(); });
-  engine_.reset();  // AddressSanitizer and the pool's own count see a block that comes too late
+  // AddressSanitizer and the pool's own count see a block that is returned too late
+  engine_.reset();
   release.join();
   devices_.clear();
 }

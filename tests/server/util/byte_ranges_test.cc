@@ -14,7 +14,7 @@
 namespace attend {
 namespace {
 
-TEST(ByteRangesTest, TakesEachByteOnceInAnyOrder) {
+TEST(ByteRangesTest, AcceptsEachByteOnceInAnyOrder) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);

@@ -27,7 +27,7 @@ class CgroupsTest : public ::testing::Test {
   const std::string root_ = ::testing::TempDir() + "attend_cgroups_" + std::to_string(getpid());
 };
 
-TEST_F(CgroupsTest, AreItsOwnAndAllAbove) {
+TEST_F(CgroupsTest, ListsTheProcesssCgroupAndItsParents) {
   EXPECT_TRUE(CgroupsOf("cpu", root_).empty());
   Write("proc/self/cgroup", "3:cpu,cpuacct:/a\n2:memory:/b\n0::/c/d\nnonsense\n");
   std::string folders;
@@ -39,7 +39,7 @@ TEST_F(CgroupsTest, AreItsOwnAndAllAbove) {
             "/sys/fs/cgroup+ ");
 }
 
-TEST_F(CgroupsTest, TheLowestQuotaCounts) {
+TEST_F(CgroupsTest, TheLowestQuotaApplies) {
   const int all = Processors();
   EXPECT_EQ(ProcessorsByQuota(root_), all);
   Write("proc/self/cgroup", "3:cpu:/a\n0::/c/d\n");

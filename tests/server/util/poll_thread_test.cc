@@ -11,7 +11,7 @@
 namespace attend {
 namespace {
 
-TEST(PollThreadTest, LooksOnceAPeriodAndEndsAtOnce) {
+TEST(PollThreadTest, PollsOncePerPeriodAndEndsAtOnce) {
   test::ManualClock clock;
   std::atomic<int> looks = 0;
   {

@@ -19,7 +19,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// What a service manager has. `name` begins with / or, for the abstract namespace, with @.
+// A service manager's socket. `name` begins with / or, for the abstract namespace, with @.
 class Listener {
  public:
   explicit Listener(const std::string& name) : fd_(::socket(AF_UNIX, SOCK_DGRAM, 0)) {
@@ -40,7 +40,7 @@ class Listener {
   UniqueFd fd_;
 };
 
-TEST(ServiceManager, HearsAtAPath) {
+TEST(ServiceManager, IsNotifiedAtAPath) {
   const std::string path = testing::TempDir() + "/service_manager_" + std::to_string(getpid());
   {
     Listener listener(path);
@@ -54,26 +54,26 @@ TEST(ServiceManager, HearsAtAPath) {
   unlink(path.c_str());
 }
 
-TEST(ServiceManager, HearsInTheAbstractNamespace) {
+TEST(ServiceManager, IsNotifiedInTheAbstractNamespace) {
   const std::string name = "@attend/service_manager/" + std::to_string(getpid());
   Listener listener(name);
   EXPECT_TRUE(TellServiceManager(name, "STOPPING=1").ok());
   EXPECT_EQ(listener.Take(), "STOPPING=1");
 }
 
-TEST(ServiceManager, MayNotBeThere) { EXPECT_TRUE(TellServiceManager("", "READY=1").ok()); }
+TEST(ServiceManager, MayBeAbsent) { EXPECT_TRUE(TellServiceManager("", "READY=1").ok()); }
 
-TEST(ServiceManager, BadNamesAreSaid) {
+TEST(ServiceManager, BadNamesAreReported) {
   EXPECT_THAT(TellServiceManager("relative", "READY=1").message(), HasSubstr("relative"));
   const std::string longest = "/" + std::string(sizeof(sockaddr_un::sun_path) - 2, 'x');
   EXPECT_EQ(TellServiceManager(longest, "READY=1").code(), Code::kUnavailable);
   const Status longer = TellServiceManager(longest + "x", "READY=1");
   EXPECT_EQ(longer.code(), Code::kInvalidArgument);
-  EXPECT_THAT(longer.message(), HasSubstr("108 characters, at most 107"));
+  EXPECT_THAT(longer.message(), HasSubstr("108 characters, must have at most 107"));
 }
 
-// A full queue is no reason to wait.
-TEST(ServiceManager, IsNotWaitedFor) {
+// A full queue must not block the sender.
+TEST(ServiceManager, AFullQueueDoesNotBlock) {
   const std::string name = "@attend/service_manager/full/" + std::to_string(getpid());
   Listener listener(name);
   int sent = 0;

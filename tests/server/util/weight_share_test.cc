@@ -10,7 +10,7 @@
 namespace attend {
 namespace {
 
-TEST(WeightShare, WhatDividesIsExact) {
+TEST(WeightShare, DivisibleTotalsAreExact) {
   for (const int32_t weight : {1, 3, 7, 48, 1000}) {
     const TenantWeights weights = {1, weight};
     const int64_t part = int64_t{256} << 20;
@@ -20,7 +20,7 @@ TEST(WeightShare, WhatDividesIsExact) {
   }
 }
 
-TEST(WeightShare, AllSharesFit) {
+TEST(WeightShare, SharesNeverExceedTheTotal) {
   const TenantWeights weights = {1, 1, 1};
   EXPECT_EQ(ShareOf(weights, 0, 8), 2);
   EXPECT_EQ(ShareOf(weights, 2, INT64_MAX), INT64_MAX / 3);

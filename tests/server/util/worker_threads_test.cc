@@ -13,7 +13,7 @@
 namespace attend {
 namespace {
 
-TEST(WorkerThreadsTest, EveryPartOnceAndThenDone) {
+TEST(WorkerThreadsTest, EveryPartRunsOnceBeforeDone) {
   std::vector<int> calls(1000);
   std::promise<int> sum;
   WorkerThreads workers("test", 3);
@@ -34,7 +34,7 @@ TEST(WorkerThreadsTest, PartsOfAJobRunAtOnce) {
   std::promise<void> met;
   workers.Post(
       2,
-      [&](size_t) {  // ends only if the other part runs meanwhile
+      [&](size_t) {  // ends only if both parts run at the same time
         here.fetch_add(1);
         while (here.load() < 2) std::this_thread::yield();
       },
@@ -43,7 +43,7 @@ TEST(WorkerThreadsTest, PartsOfAJobRunAtOnce) {
 }
 
 TEST(WorkerThreadsTest, JobsTakeTurns) {
-  std::string order;  // on the one thread
+  std::string order;  // on the only thread
   std::promise<void> gate;
   {
     WorkerThreads workers("test", 0);
@@ -58,7 +58,7 @@ TEST(WorkerThreadsTest, JobsTakeTurns) {
   EXPECT_EQ(order, "0b0112a");
 }
 
-TEST(WorkerThreadsTest, WhatJobsPostRunsBeforeTheEnd) {
+TEST(WorkerThreadsTest, JobsPostedByJobsRunBeforeTheEnd) {
   std::atomic<int> run{0};
   {
     WorkerThreads workers("test", 2);

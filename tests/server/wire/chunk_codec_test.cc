@@ -26,7 +26,7 @@ std::string Copied(const ChunkMessage& chunk) {
   return to;
 }
 
-TEST(ChunkMessageTest, ReadsAChunkInAnyOrderOfItsFields) {
+TEST(ChunkMessageTest, ReadsAChunkWithFieldsInAnyOrder) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -37,7 +37,8 @@ TEST(ChunkMessageTest, ReadsAChunkInAnyOrderOfItsFields) {
     message.set_data(std::string(1 + random() % 500, static_cast<char>(random())));
     std::string bytes = message.SerializeAsString();
     if (round % 3 == 1) bytes = test::Shuffled(bytes, random);
-    if (round % 3 == 2) bytes += std::string("\x98\x06\x01", 3);  // an unknown field behind
+    // an unknown field after the others
+    if (round % 3 == 2) bytes += std::string("\x98\x06\x01", 3);
     ChunkMessage chunk;
     ASSERT_TRUE(chunk.Take(test::InPieces(bytes, random, 40), 1024).ok());
     const Status status = chunk.ParseChunk(kChunkBytesMax);

@@ -28,7 +28,7 @@ class PlainAllocator final : public HostAllocator {
 
 class EarlyInputTest : public ::testing::Test {
  protected:
-  // For a message of `bytes` that has come so far.
+  // For a message of `bytes` bytes of which `begun` has arrived.
   std::shared_ptr<EarlyInput> Make(std::string_view begun, size_t bytes) {
     const std::vector<MessagePiece> pieces = {{begun.substr(0, begun.size() / 2), nullptr},
                                               {begun.substr(begun.size() / 2), nullptr}};
@@ -40,7 +40,7 @@ class EarlyInputTest : public ::testing::Test {
   const EarlyInputs inputs_{*pool_, kBudget / 8};
 };
 
-// A message as it is decoded when it is whole.
+// A complete message, decoded.
 struct Decoded {
   explicit Decoded(const std::string& bytes) : pieces(bytes) {
     message.slices = pieces.spans();
@@ -56,7 +56,7 @@ struct Decoded {
   MemoryPlan plan;
 };
 
-TEST_F(EarlyInputTest, PlacesEveryTensorOnceTheFieldsHaveCome) {
+TEST_F(EarlyInputTest, PlacesEveryTensorOnceTheFieldsHaveArrived) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -99,7 +99,7 @@ TEST_F(EarlyInputTest, DoesNotFitAnotherMessage) {
   EXPECT_FALSE(fits([](Decoded& d) { std::swap(d.plan.tensors[0], d.plan.tensors[1]); }));
 }
 
-TEST_F(EarlyInputTest, TakesNothingForWhatIsNotAtItsPlace) {
+TEST_F(EarlyInputTest, AllocatesNothingForMisplacedTensors) {
   const test::WireProblem problem = test::PlainWireProblem(1);
   const std::string bytes = problem.request.SerializeAsString();
   EXPECT_EQ(Make(bytes, bytes.size() + 1), nullptr) << "something follows the tensors";
@@ -129,7 +129,7 @@ TEST_F(EarlyInputTest, TakesNothingForWhatIsNotAtItsPlace) {
   EXPECT_EQ(pool_->used_bytes(), 0);
 }
 
-TEST_F(EarlyInputTest, AllTogetherHaveTheirShare) {
+TEST_F(EarlyInputTest, AllEarlyInputsAreBoundedTogether) {
   const std::string bytes = test::PlainWireProblem(1, 1024, 64).request.SerializeAsString();
   std::vector<std::shared_ptr<EarlyInput>> all;
   while (auto early = Make(bytes, bytes.size())) all.push_back(std::move(early));
@@ -143,7 +143,7 @@ TEST_F(EarlyInputTest, AllTogetherHaveTheirShare) {
   EXPECT_EQ(pool_->used_bytes(), 0);
 }
 
-TEST_F(EarlyInputTest, WithoutMemoryThereIsNone) {
+TEST_F(EarlyInputTest, WithoutMemoryThereIsNoEarlyInput) {
   const HostBlock rest = *pool_->Take(0, kBudget);
   const std::string bytes = test::PlainWireProblem(1).request.SerializeAsString();
   EXPECT_EQ(Make(bytes, bytes.size()), nullptr);

@@ -16,14 +16,14 @@ namespace {
 
 class MessageSlicesTest : public testing::Test {
  protected:
-  // A message of so many pieces with the same bytes.
+  // A message in this many pieces with the same bytes.
   void TakeMessage(int count) {
     InMessage message;
     for (int i = 0; i < count; ++i) message.pieces.push_back({*bytes_, bytes_});
     slices_.Take(std::move(message));
     EXPECT_EQ(slices_.bytes(), std::ssize(*bytes_) * count);
   }
-  // So many pieces are held.
+  // Expects this many pieces to be held.
   void ExpectHeld(int count) const { EXPECT_EQ(bytes_.use_count(), count + 1); }
   std::string Text() const {
     std::string all;
@@ -35,7 +35,7 @@ class MessageSlicesTest : public testing::Test {
   MessageSlices slices_;
 };
 
-TEST_F(MessageSlicesTest, IsReadWhereItLiesUntilItIsReleased) {
+TEST_F(MessageSlicesTest, TheMessageIsReadInPlaceUntilReleased) {
   TakeMessage(3);
   ExpectHeld(3);
   ASSERT_EQ(slices_.spans().size(), 3u);
@@ -46,7 +46,7 @@ TEST_F(MessageSlicesTest, IsReadWhereItLiesUntilItIsReleased) {
   EXPECT_TRUE(slices_.spans().empty());
 }
 
-TEST_F(MessageSlicesTest, MovesAndGoes) {
+TEST_F(MessageSlicesTest, MovingKeepsThePieces) {
   TakeMessage(3);
   {
     MessageSlices moved = std::move(slices_);
@@ -56,7 +56,7 @@ TEST_F(MessageSlicesTest, MovesAndGoes) {
   ExpectHeld(0);
 }
 
-TEST_F(MessageSlicesTest, PiecesThatAreTakenStay) {
+TEST_F(MessageSlicesTest, TakenPiecesStay) {
   TakeMessage(3);
   {
     const std::vector<MessagePiece> held = slices_.TakePieces();
@@ -67,14 +67,14 @@ TEST_F(MessageSlicesTest, PiecesThatAreTakenStay) {
   ExpectHeld(0);
 }
 
-TEST_F(MessageSlicesTest, TheNextMessageFreesTheLast) {
+TEST_F(MessageSlicesTest, TheNextMessageFreesTheLastOne) {
   TakeMessage(2);
   TakeMessage(3);
   ExpectHeld(3);
   EXPECT_EQ(Text().size(), 3u * 4096);
 }
 
-TEST_F(MessageSlicesTest, WhatIsLentIsReadWhereItLiesUntilItIsOwned) {
+TEST_F(MessageSlicesTest, ALentMessageIsReadInPlaceUntilItIsOwned) {
   for (const bool more : {false, true}) {
     slices_.Take({*bytes_, {}});
     EXPECT_TRUE(slices_.lent());

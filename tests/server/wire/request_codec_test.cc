@@ -20,7 +20,7 @@ namespace {
 
 using test::Pieces;
 
-// A request decoded without a server around it, as the request reader does it.
+// A request decoded without a server, as the request reader does it.
 struct Decoded {
   Status status;
   Request request;
@@ -48,6 +48,7 @@ class CodecTest : public ::testing::Test {
     out.request.input = Take(plan->input_bytes);
     out.request.output = Take(plan->output_bytes);
     PlaceArrays(message, out.validated, *plan, out.request);
+    WriteTreeBias(out.validated, *plan, out.request);
     if (!as_pieces) {
       CopyTensors(message, out.validated, *plan, out.request);
       return;
@@ -68,7 +69,7 @@ class CodecTest : public ::testing::Test {
       *HostPool::Make(backend_.host_allocator(), int64_t{1} << 30, {1});
 };
 
-// The bytes of tensor i, as the decoded request's pointers have it.
+// The bytes of tensor i, read through the decoded request's pointers.
 std::string TensorBytes(const Decoded& decoded, int i) {
   const Attention& a = decoded.request.attention;
   const Gradients g = decoded.request.backward ? decoded.request.backward->gradients : Gradients();
@@ -76,6 +77,22 @@ std::string TensorBytes(const Decoded& decoded, int i) {
                                 a.o.data, a.lse,    g.d_o.data, g.d_lse};
   const auto bytes = static_cast<size_t>(decoded.validated.tensor_bytes[i]);
   return bytes == 0 ? "" : std::string(static_cast<const char*>(starts[i]), bytes);
+}
+
+// Whether both hide the same keys from each query.
+bool SameBits(const Attention& a, const Attention& other) {
+  for (int64_t b = 0; b < a.problem.batch; ++b) {
+    const Sequence s = SequenceOf(a, b);
+    for (int64_t i = 0; i < s.q_len; ++i) {
+      for (int64_t j = 0; j < s.k_len; ++j) {
+        const auto bit = [&](const BiasView& bias) {
+          return LoadElement(bias.data, DType::kBit, b * bias.stride_b + i * bias.stride_q + j);
+        };
+        if (bit(a.bias) != bit(other.bias)) return false;
+      }
+    }
+  }
+  return true;
 }
 
 void ExpectSameArrays(const v1::AttendRequest& sent, const Attention& a) {
@@ -94,7 +111,7 @@ void ExpectSameArrays(const v1::AttendRequest& sent, const Attention& a) {
   EXPECT_TRUE(equal(sent.sinks(), a.sinks));
 }
 
-TEST_F(CodecTest, AnyFragmentationAndOrderGivesTheSentBytes) {
+TEST_F(CodecTest, DecodesAnyFragmentationAndFieldOrder) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -113,13 +130,16 @@ TEST_F(CodecTest, AnyFragmentationAndOrderGivesTheSentBytes) {
       }
       ASSERT_EQ(raw, problem.request.raw_size());
       ExpectSameArrays(problem.request, decoded.request.attention);
+      if (!problem.request.tree().empty()) {
+        EXPECT_TRUE(SameBits(decoded.request.attention, problem.owned.attention));
+      }
       EXPECT_EQ(Describe(decoded.request.attention.problem),
                 Describe(problem.owned.attention.problem));
     }
   }
 }
 
-TEST_F(CodecTest, PartsAreAlignedAndApart) {
+TEST_F(CodecTest, PartsAreAlignedAndDoNotOverlap) {
   test::WireProblem problem = test::PlainWireProblem(1, 7, 5);
   problem.request.add_q_lengths(3);
   problem.request.add_sinks(1);
@@ -136,7 +156,7 @@ TEST_F(CodecTest, PartsAreAlignedAndApart) {
   EXPECT_EQ(decoded.plan.tensors[1], 512);  // 2 * 7 * 5 * 4 = 280 bytes of q
 }
 
-// What the generated class makes of the bytes decides whether they are a message at all.
+// The generated class decides whether the bytes are a message at all.
 TEST_F(CodecTest, AgreesWithTheGeneratedParserOnEveryTruncation) {
   std::mt19937_64 random(test::FreshSeed());
   test::WireProblem problem = test::PlainWireProblem(2, 2, 3);
@@ -156,7 +176,7 @@ TEST_F(CodecTest, AgreesWithTheGeneratedParserOnEveryTruncation) {
   }
 }
 
-// `count` times the bytes of a field.
+// The bytes of a field, `count` times.
 std::string Times(int64_t count, std::string_view field) {
   std::string all;
   all.reserve(static_cast<size_t>(count) * field.size());
@@ -172,9 +192,9 @@ std::string Packed(int number, const std::string& entries) {
   return bytes;
 }
 
-// Whatever its fields are and however they are ordered: parsed by the generated class, each of
-// these takes 8 to 60 times its bytes.
-TEST_F(CodecTest, AMessageTakesLittleMemoryBesideItsBytesAndItsBlock) {
+// For any fields in any order: parsed by the generated class, each of these takes 8 to 60 times its
+// bytes.
+TEST_F(CodecTest, AMessageTakesLittleMemoryBesideItsBytes) {
   constexpr int64_t kCount = int64_t{1} << 19;
   constexpr int64_t kHeapBytesMax = int64_t{64} << 10;
   google::protobuf::LogSilencer silence;
@@ -227,7 +247,7 @@ TEST_F(CodecTest, AMessageTakesLittleMemoryBesideItsBytesAndItsBlock) {
   }
 }
 
-TEST_F(CodecTest, FieldsBesideTheTensorsAreBounded) {
+TEST_F(CodecTest, FieldsBesidesTheTensorsAreBounded) {
   const std::string fields = test::PlainWireProblem(5).request.SerializeAsString();
   const auto message_of = [&](const std::string& bytes) {
     Decoded decoded;
@@ -238,7 +258,7 @@ TEST_F(CodecTest, FieldsBesideTheTensorsAreBounded) {
   EXPECT_THAT(message_of(Packed(5000, std::string(20480, 'u')) + fields),
               ::testing::EndsWith("have at least 20486 bytes, must have at most 20480"));
   EXPECT_EQ(message_of(fields + Packed(9, std::string(size_t{5} << 20, '\0'))),
-            "the message has more than 4194304 bytes that are in no raw entry");
+            "the message has more than 4194304 bytes outside its raw entries");
 }
 
 TEST_F(CodecTest, SessionsAreCountedBeforeTheyAreParsed) {
@@ -254,7 +274,7 @@ TEST_F(CodecTest, SessionsAreCountedBeforeTheyAreParsed) {
               ::testing::HasSubstr("sessions has 6002 entries"));
 }
 
-TEST_F(CodecTest, DeclaredLengthsAreComparedBeforeMemoryIsTaken) {
+TEST_F(CodecTest, DeclaredLengthsAreCheckedBeforeAllocating) {
   // 4 GiB declared in a raw entry, 4 bytes sent.
   std::string bytes = test::PlainWireProblem(3).request.SerializeAsString();
   v1::AttendRequest header;
@@ -317,7 +337,7 @@ TEST(SliceReaderTest, ReadsAcrossAnyPieces) {
   }
 }
 
-TEST(SliceReaderTest, Varints) {
+TEST(SliceReaderTest, ReadsVarints) {
   const auto read = [](std::string_view bytes) -> std::optional<uint64_t> {
     const Pieces pieces(bytes);
     SliceReader reader(pieces.spans());

@@ -27,7 +27,7 @@ class SharedTensorsTest : public ::testing::Test {
   RegionPlace Place(int64_t offset, int64_t bytes, int region = 0) const {
     return {regions_[static_cast<size_t>(region)], offset, bytes};
   }
-  // Of both regions, whose memory is one behind the other.
+  // Tensors of both regions, whose memory is adjacent.
   Spans Of(const SpanList& spans) const {
     Spans found;
     for (const HostSpan& span : spans) {
@@ -57,15 +57,15 @@ TEST_F(SharedTensorsTest, InputsThatTouchOrOverlapAreOneSpan) {
   EXPECT_EQ(Inputs(), (Spans{{0, 4096}})) << "one inside another";
 }
 
-TEST_F(SharedTensorsTest, InputsApartAreSpansOfTheirOwn) {
+TEST_F(SharedTensorsTest, SeparateInputsAreSeparateSpans) {
   shared_.inputs = {Place(4096, 1024), Place(0, 1024), Place(1280, 256), Place(7936, 256)};
   EXPECT_EQ(Inputs(), (Spans{{0, 1024}, {1280, 1536}, {4096, 5120}, {7936, 8192}}));
-  // Side by side in memory, yet not of one region.
+  // Adjacent in memory, but in different regions.
   shared_.inputs = {Place(kBytes - 256, 256), Place(0, 256, 1), {}, {}};
   EXPECT_EQ(Inputs(), (Spans{{kBytes - 256, kBytes}, {kBytes, kBytes + 256}}));
 }
 
-TEST_F(SharedTensorsTest, EmptyTensorsTakeNothing) {
+TEST_F(SharedTensorsTest, EmptyTensorsHaveNoSpans) {
   shared_.inputs = {Place(0, 0), Place(512, 256), Place(8192, 0), {}};
   EXPECT_EQ(Inputs(), (Spans{{512, 768}}));
   EXPECT_EQ(shared_.inputs[0].data(), nullptr);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Validate makes of dropout and of a mask of bits. What it refuses is in bad_requests.cc.
+// How Validate treats dropout and a mask of bits. For refusals see bad_requests.cc.
 
 #include "server/wire/validate.h"
 
@@ -22,7 +22,7 @@ Status Judge(const v1::AttendRequest& request, Validated& validated) {
   return Validate(*message.fields, message.arrays(), validated);
 }
 
-TEST(ValidateTest, DropoutIsRoundedToItsSteps) {
+TEST(ValidateTest, DropoutIsRoundedToSteps) {
   for (const auto& [p, steps] :
        {std::pair{0.0f, 0}, std::pair{0.1f, 6554}, std::pair{0.5f, 32768}, std::pair{0x1p-18f, 0},
         std::pair{0x1.8p-17f, 1}, std::pair{1 - 0x1.8p-17f, 65535}}) {
@@ -57,7 +57,7 @@ TEST(ValidateTest, RowsOfBitsBeginOnBytes) {
   }
 }
 
-TEST(ValidateTest, TheProblemSaysWhetherTheBiasIsOfQsDType) {
+TEST(ValidateTest, TheProblemKnowsWhetherTheBiasHasQsDType) {
   for (const v1::DType dtype : {v1::DTYPE_FLOAT16, v1::DTYPE_BFLOAT16, v1::DTYPE_FLOAT32}) {
     v1::AttendRequest request = test::PlainWireProblem(1, 8).request;
     request.mutable_bias()->set_dtype(dtype);

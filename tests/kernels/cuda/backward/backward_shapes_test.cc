@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPU's backward pass where there are many heads, few of the gradients, rows that heads share,
-// or another pass beside it.
+// The GPU's backward pass with many heads, with only some of the gradients, with rows that heads
+// share, and beside another pass.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -44,11 +44,11 @@ double Distance(const TensorView& got, const TensorView& want, DType dtype, int6
   return std::sqrt(off / size);
 }
 
-// Of one sequence without lengths. Two right gradients differ by the rounding of P or dS in one of
-// them, and of either's result: each u of its terms, whose signs are random, so that a gradient is
-// not smaller than the root of their squares. The fourth u is for what fp32 and subnormal numbers
-// lose. Roundings alone came to 0.7 u in all of the shapes below, and one usual row of 5210 that is
-// another's to 36 u.
+// For one sequence without lengths. Two correct gradients differ by the rounding of P or dS in one
+// of them, and by the rounding of either's result: each u of its terms, whose signs are random, so
+// that a gradient is not smaller than the root of their squares. The fourth u covers fp32's
+// rounding and subnormal numbers. Rounding alone came to 0.7 u in all of the shapes below; one
+// ordinary row of 5210 swapped with another, to 36 u.
 void ExpectClose(const Problem& p, const Gradients& got, const Gradients& want) {
   const double bound = 4 * UnitRoundoff(p.dtype);
   for (int64_t h = 0; h < p.heads_q; ++h) {
@@ -88,7 +88,7 @@ void ExpectAllClose(const ProblemSpec& spec, uint64_t seed) {
 // More heads than are computed side by side. Heads of 4160 rows fill the two kernels' and the
 // turns' share of the L2 cache before the 20th; mma.sync's under a mask need longer ones, and many
 // tiles. The last shape is under a mask only.
-TEST(CudaBackward, HeadsOfSeveralSections) {
+TEST(CudaBackward, HeadsOfSeveralSectionsAreRight) {
   const uint64_t seed = FreshSeed();
   for (const bool causal : {false, true}) {
     for (const auto& [len_q, len_k] : {std::pair{4160, 130}, {130, 4160}, {3210, 5210}}) {
@@ -108,7 +108,7 @@ TEST(CudaBackward, HeadsOfSeveralSections) {
 
 constexpr std::pair<int64_t, int64_t> kDims[] = {{64, 64}, {128, 64}};
 
-TEST(CudaBackward, BiasThatIsSharedByAll) {
+TEST(CudaBackward, ABiasSharedByAllIsSummedOverAll) {
   const uint64_t seed = FreshSeed();
   for (const bool per_query : {false, true}) {
     const auto expect = [&](ProblemSpec spec) {
@@ -137,7 +137,7 @@ TEST(CudaBackward, BiasThatIsSharedByAll) {
   }
 }
 
-TEST(CudaBackward, EmptySequencesAmongOthers) {
+TEST(CudaBackward, EmptySequencesAmongOthersAreRight) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
     for (const auto& [dim, dim_v] : {std::pair{24, 16}, {64, 64}, {128, 64}}) {
@@ -159,7 +159,7 @@ struct Wanted {
   const char* what;
   bool d_q = false, d_k = false, d_v = false, d_bias = false, d_sinks = false;
 };
-// Each alone, and dQ with one of those that the same kernel leaves.
+// Each alone, and dQ with one of those that the same kernel leaves out.
 constexpr Wanted kWanted[] = {{.what = "dQ", .d_q = true},
                               {.what = "dK", .d_k = true},
                               {.what = "dV", .d_v = true},
@@ -176,7 +176,8 @@ void KeepOnly(const Wanted& wanted, Gradients* g) {
   if (!wanted.d_sinks) g->d_sinks = nullptr;
 }
 
-// Bits may be others than among all gradients, as other kernels may run, but are always the same.
+// Bits may differ from those of all gradients together, as other kernels may run, but are always
+// the same.
 void ExpectSome(OwnedAttention* owned, const Way& way, const GradientsJudge& judge,
                 const Wanted& wanted, uint64_t seed) {
   SCOPED_TRACE(std::string("only ") + wanted.what);
@@ -206,7 +207,7 @@ void ExpectNoLseGradientIsZero(OwnedAttention* owned, const Way& way, uint64_t s
   EXPECT_EQ(none.Bytes(), zero.Bytes()) << "without d_lse";
 }
 
-TEST(CudaBackward, SomeOfTheGradients) {
+TEST(CudaBackward, AnySubsetOfTheGradientsIsRight) {
   const uint64_t seed = FreshSeed();
   for (const auto& [dim, dim_v] : {std::pair{64, 64}, {128, 128}, {192, 128}, {256, 256}}) {
     for (const bool has_bias : {false, true}) {
@@ -236,7 +237,7 @@ TEST(CudaBackward, SomeOfTheGradients) {
 // ---- values and strides -------------------------------------------------------------------------
 
 // At 1e4 dS nears fp16's end; at 1e-4 dO and dS are among its subnormal numbers.
-TEST(CudaBackward, MagnitudesOfFloat16) {
+TEST(CudaBackward, ExtremeMagnitudesOfFloat16AreRight) {
   const uint64_t seed = FreshSeed();
   for (const auto& [dim, dim_v] : kDims) {
     const ProblemSpec spec = MakeSpec(1, 4, 2, 100, 130, dim, dim_v, DType::kFloat16);
@@ -262,7 +263,7 @@ TEST(CudaBackward, MagnitudesOfFloat16) {
 }
 
 // K, V and dO of one head stand for those of all.
-TEST(CudaBackward, HeadsThatAreBroadcast) {
+TEST(CudaBackward, BroadcastHeadsAreRight) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat16, DType::kFloat32}) {
     for (const auto& [dim, dim_v] : kDims) {
@@ -295,9 +296,9 @@ class Stream {
   cudaStream_t stream_ = nullptr;
 };
 
-// Two passes with more blocks than fit the device, many times over: neither may keep the other's
-// blocks from running that its own wait for, nor touch its counts.
-TEST(CudaBackward, TwoStreamsAtOnce) {
+// Two passes with more blocks than fit the device, many times: neither may prevent blocks of the
+// other from running that its own blocks wait for, nor touch its counters.
+TEST(CudaBackward, TwoStreamsDoNotBlockEachOther) {
   const uint64_t seed = FreshSeed();
   const ProblemSpec spec = MakeSpec(1, 8, 8, 500, 3000, 64, 64, DType::kFloat16);
   std::vector<OwnedAttention> owned;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPU's backward pass against the reference. O and LSE are the CPU's, so that nothing is judged
-// but the gradients.
+// The GPU's backward pass compared with the reference. O and LSE are the CPU's, so that only the
+// gradients are checked.
 
 #include "kernels/cuda/backward/backward.h"
 
@@ -42,13 +42,13 @@ TEST(CudaBackward, RandomProblems) {
   }
 }
 
-// What Tensor Cores take is rare among random problems.
+// Problems that Tensor Cores support are rare among random problems.
 TEST(CudaBackward, RandomAlignedProblems) {
   const uint64_t seed = FreshSeed();
   const auto count = static_cast<uint64_t>(300 * TestScale());
   for (uint64_t n = 0; n < count && !testing::Test::HasFailure(); ++n) {
     ProblemSpec spec = AlignedSpec(seed + n);
-    if (spec.problem.dim > 128 || spec.problem.heads_q > 10) continue;  // the judge takes long
+    if (spec.problem.dim > 128 || spec.problem.heads_q > 10) continue;  // the check takes long
     if (spec.problem.page_rows > 0) continue;
     constexpr std::pair<int64_t, int64_t> kDims[] = {{40, 64}, {128, 8}, {72, 120}, {12, 16}};
     if (n % 2 == 1) std::tie(spec.problem.dim, spec.problem.dim_v) = kDims[n / 2 % 4];
@@ -56,8 +56,9 @@ TEST(CudaBackward, RandomAlignedProblems) {
   }
 }
 
-// Every tile of mma.sync's, with what random problems combine, in shapes of a few tiles.
-TEST(CudaBackward, EveryHeadDimOfSixteenBits) {
+// Every tile of the mma.sync kernels, with features as random problems combine them, in shapes of a
+// few tiles.
+TEST(CudaBackward, EveryHeadDimOfSixteenBitsIsRight) {
   const uint64_t seed = FreshSeed();
   constexpr std::pair<int64_t, int64_t> kDims[] = {{64, 64},   {72, 72},   {80, 136},  {128, 128},
                                                    {136, 136}, {192, 128}, {256, 256}, {24, 200},
@@ -91,7 +92,7 @@ TEST(CudaBackward, EveryHeadDimOfSixteenBits) {
   }
 }
 
-TEST(CudaBackward, HardShapesInEveryDType) {
+TEST(CudaBackward, HardShapesAreRightInEveryDType) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
     for (const auto& [len_q, len_k, dim, dim_v] : {std::tuple{1, 1, 1, 1},
@@ -113,9 +114,9 @@ TEST(CudaBackward, HardShapesInEveryDType) {
   }
 }
 
-// What is dropped forward is dropped backward: with V the unit matrix O is P as dropout leaves it,
-// and so dV = O^T dO. Within what fp32 loses of the sums, and of P twice.
-TEST(CudaBackward, DropsWhatTheForwardPassDrops) {
+// Backward drops the weights that forward drops: with V the unit matrix O is P after dropout, and
+// so dV = O^T dO, within fp32's rounding of the sums and of P twice.
+TEST(CudaBackward, DropsTheSameWeightsAsTheForwardPass) {
   const uint64_t seed = FreshSeed();
   constexpr int64_t kRows = 150, kKeys = 120;
   ProblemSpec spec = MakeSpec(1, 1, 1, kRows, kKeys, 32, kKeys);
@@ -147,8 +148,8 @@ TEST(CudaBackward, DropsWhatTheForwardPassDrops) {
 }
 
 // Every tile of the Tensor Cores' kernels, whole and partly used, under every mask, with and
-// without softcap and dropout; lengths end within tiles, and what is beyond them must not count.
-TEST(CudaBackward, TilesAndClasses) {
+// without softcap and dropout. Lengths end within tiles, and what is beyond them must not count.
+TEST(CudaBackward, EveryTileAndMaskIsRight) {
   const uint64_t seed = FreshSeed();
   uint64_t n = 0;
   for (const auto& [dim, dim_v] : {std::pair{64, 64},
@@ -188,8 +189,8 @@ TEST(CudaBackward, TilesAndClasses) {
   }
 }
 
-// What a row does not see must not reach its gradients, nor those of keys that it does not see.
-TEST(CudaBackward, NonFiniteValuesStayWhereTheyAre) {
+// Keys that a row does not see must not reach its gradients, nor the other way round.
+TEST(CudaBackward, NonFiniteValuesReachOnlyTheRowsThatSeeThem) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {16, 256}) {
     for (const float value : {kNan, kInfinity}) {
@@ -213,8 +214,8 @@ TEST(CudaBackward, NonFiniteValuesStayWhereTheyAre) {
   }
 }
 
-// dS leaves fp16's range, though the gradients that it makes do not: computed again in fp32.
-TEST(CudaBackward, LargeOutputGradientsOfFloat16) {
+// dS leaves fp16's range, although its gradients do not: it is computed again in fp32.
+TEST(CudaBackward, LargeOutputGradientsOfFloat16AreRight) {
   const uint64_t seed = FreshSeed();
   ProblemSpec spec = MakeSpec(1, 2, 1, 100, 130, 64, 64, DType::kFloat16);
   spec.problem.return_lse = true;
@@ -232,7 +233,7 @@ TEST(CudaBackward, LargeOutputGradientsOfFloat16) {
     if (!Takes(way, owned.attention, g)) continue;
     const Status status = RunBackward(&owned, &gradients, way);
     ASSERT_TRUE(status.ok()) << status.ToString();
-    // Where 16 bits hold it, it stays.
+    // Where 16 bits can hold it, it stays.
     const DType factors = FactorsOf(way, owned.attention.problem);
     EXPECT_EQ(GradientsJudge(owned.attention, g, factors).Fault(g), "") << NameOf(way);
   }
@@ -246,8 +247,8 @@ void ExpectSameBits(ProblemSpec spec, int repeats) {
   CpuReference(owned.attention);
   for (const Way& way : kWays) {
     std::vector<std::byte> first;
-    // Blocks that take turns meet in memory, in an order that only their waiting keeps: a fault may
-    // need many runs to be seen. Elsewhere a sum is one thread's, whose order cannot change.
+    // Blocks that take turns meet in memory, in an order kept only by their waiting: a fault may
+    // need many runs to appear. Other sums belong to one thread, whose order cannot change.
     const int times =
         way.kernel == KernelId::kCudaFlashSm90 && way.room_for_turns ? repeats : repeats / 20 + 2;
     for (int n = 0; n < times; ++n) {
@@ -261,7 +262,7 @@ void ExpectSameBits(ProblemSpec spec, int repeats) {
   }
 }
 
-// Blocks of one head's keys come to a tile of rows in any order; so do many heads' blocks.
+// Blocks of one head's keys reach a tile of rows in any order; so do blocks of different heads.
 TEST(CudaBackward, RepeatsAreBitwiseEqual) {
   const int repeats = static_cast<int>(1000 * TestScale()) + 2;
   ProblemSpec grouped = MakeSpec(2, 8, 2, 300, 500, 64, 64, DType::kFloat16);
@@ -293,7 +294,7 @@ TEST(CudaBackward, RepeatsAreBitwiseEqual) {
   }
 }
 
-TEST(CudaBackward, RefusesWhatItCannotDo) {
+TEST(CudaBackward, UnsupportedPassesAreRefused) {
   cuda::BackwardItem item{};
   item.attention.problem = MakeSpec(1, 1, 1, 4, 4, 8, 8).problem;
   item.kernel = KernelId::kCudaNaive;
@@ -308,7 +309,7 @@ TEST(CudaBackward, RefusesWhatItCannotDo) {
   EXPECT_EQ(cuda::BackwardWorkspaceBytes({&item, 1}).status().code(), Code::kInvalidArgument);
 }
 
-// Kernels of 16-bit products are followed by a launch that has four units of work for each tile.
+// After kernels with 16-bit products comes a launch with four units of work for each tile.
 TEST(CudaBackward, TilesAreBoundedByTheLargestLaunch) {
   cuda::BackwardItem item{};
   item.attention.problem = MakeSpec(1, 1, 1, 4, 4, 8, 8, DType::kBFloat16).problem;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPU's backward pass where keys have much in common, which multiplies what O's rounding costs
-// delta. O and LSE are the CPU's.
+// The GPU's backward pass for keys with a large common part, which multiplies the effect of O's
+// rounding on delta. O and LSE are the CPU's.
 
 #include <gtest/gtest.h>
 
@@ -27,8 +27,8 @@ double At(const void* data, DType dtype, int64_t element) {
   return static_cast<double>(LoadElement(data, dtype, element));
 }
 
-// A sequence and head. Makes keys and queries whose common part makes every score about -`size`.
-// The gradients are of their differences.
+// A sequence and head. Makes keys and queries whose common part makes every score about -`size`;
+// only their differences contribute to the gradients.
 OwnedAttention WithCommonPart(DType dtype, double size, uint64_t seed) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 8, 40, 64, 64, dtype), seed);
   const Attention& a = owned.attention;
@@ -43,8 +43,8 @@ OwnedAttention WithCommonPart(DType dtype, double size, uint64_t seed) {
   return owned;
 }
 
-// Adds to each key and value a part that all have, of `keys` and `values` in every column, and
-// takes from queries what they have along the keys', so that scores stay as they are.
+// Adds a common part to each key and value, `keys` and `values` in every column, and removes from
+// queries their component along the keys', so that scores do not change.
 void GiveCommonParts(OwnedAttention* owned, double keys, double values) {
   const Attention& a = owned->attention;
   const Problem& p = a.problem;
@@ -119,11 +119,11 @@ double LargestNorm(const ConstTensorView& x, DType dtype, int64_t rows, int64_t 
   return most;
 }
 
-// Errors of dQ and dK are at most twice what rounding dS to 16 bits makes. Kernels that do not
-// round it may have what cpu_flash may have: the result's own rounding twice, and what rounding
-// scores of `size` in fp32 does to weights (score_rounding.h), four times that where one key has
-// most of them. Where it has all of them the gradient vanishes, and errors are fp32's of what
-// cancelled: |scale| |dO| |V| |K|, of dK |Q|.
+// Errors of dQ and dK are at most twice those of rounding dS to 16 bits. Kernels that do not round
+// it may have as much as cpu_flash: the result's own rounding twice, and the effect on weights of
+// rounding scores of `size` in fp32 (score_rounding.h), four times that where one key has most of
+// the weight. Where one key has all of it the gradient vanishes, and errors are fp32's of the
+// cancelled terms: |scale| |dO| |V| |K|, for dK |Q|.
 void ExpectAsWithExactDelta(OwnedAttention* owned, double size, uint64_t seed) {
   const Attention& a = owned->attention;
   const Problem& p = a.problem;
@@ -152,12 +152,13 @@ void ExpectAsWithExactDelta(OwnedAttention* owned, double size, uint64_t seed) {
   }
 }
 
-TEST(CudaBackwardCommonParts, OfKeysAtLargeScores) {
+TEST(CudaBackwardCommonParts, CommonKeysAtLargeScoresAreWithinBounds) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     for (const double size : {30.0, 300.0, 2500.0, 10000.0}) {
-      if (size > 300 && dtype == DType::kFloat16) continue;  // fp32's scores say less than fp16
+      // fp32 rounds scores more coarsely than fp16
+      if (size > 300 && dtype == DType::kFloat16) continue;
       SCOPED_TRACE(std::string(DTypeName(dtype)) + " " + std::to_string(size));
       OwnedAttention owned = WithCommonPart(dtype, size, seed);
       ExpectAsWithExactDelta(&owned, size, seed);
@@ -165,8 +166,8 @@ TEST(CudaBackwardCommonParts, OfKeysAtLargeScores) {
   }
 }
 
-// Scores say nothing of it: rows are measured by what O, keys and values have in common.
-TEST(CudaBackwardCommonParts, OfKeysAndValuesAtOrdinaryScores) {
+// Scores do not show it: rows are classified by the common part of O, keys and values.
+TEST(CudaBackwardCommonParts, CommonKeysAndValuesAtOrdinaryScoresAreWithinBounds) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   constexpr std::pair<int64_t, int64_t> kDims[] = {{64, 64},   {96, 80},   {128, 128},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPU's backward pass of measured rows: beside sinks, with scores of a scale of 0, and where
-// they are measured twice. O and LSE are the CPU's.
+// The GPU's backward pass for measured rows: with sinks, with scores of a scale of 0, and rows that
+// are measured twice. O and LSE are the CPU's.
 
 #include <gtest/gtest.h>
 
@@ -24,8 +24,8 @@ constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 constexpr float kFarSinks[] = {100, 300, 1e5f, 1e7f, 3e38f};
 
-// The sink has all of each row's weight, so that its gradient adds up dLSE, and no other is above
-// fp32's smallest numbers.
+// The sink has the whole weight of each row, so its gradient adds up dLSE, and all others are below
+// fp32's smallest normal numbers.
 void ExpectSinkHasAll(const Attention& a, const Gradients& g, const Way&) {
   const Problem& p = a.problem;  // of one head
   double want = 0, size = 0;
@@ -45,8 +45,8 @@ void ExpectSinkHasAll(const Attention& a, const Gradients& g, const Way&) {
   expect_none("dV", g.d_v, p.len_k, p.dim_v);
 }
 
-// The sink's gradient is judged alone. The bounds of the others have the error that O of 16 bits
-// gives delta, and measured rows have another.
+// The sink's gradient is checked alone. The bounds of the others use the error that O in 16 bits
+// causes in delta, and measured rows have another.
 void ExpectSinkRight(const Attention& a, const Gradients& g, const Way& way) {
   Gradients sinks = g;
   sinks.d_q.data = sinks.d_k.data = sinks.d_v.data = sinks.d_bias.data = nullptr;
@@ -75,7 +75,7 @@ ProblemSpec SpecBesideSink(DType dtype) {
   return spec;
 }
 
-TEST(CudaBackwardMeasured, SinksFarAboveScores) {
+TEST(CudaBackwardMeasured, SinksFarAboveScoresAreRight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const DType dtype : kTypes) {
@@ -93,7 +93,7 @@ TEST(CudaBackwardMeasured, SinksFarAboveScores) {
 }
 
 // A scale of 0 makes each score 0, even of products that a mask hides.
-TEST(CudaBackwardMeasured, SinkAboveScoresOfScaleZero) {
+TEST(CudaBackwardMeasured, ASinkAboveScoresOfScaleZeroIsRight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const DType dtype : kTypes) {
@@ -107,7 +107,7 @@ TEST(CudaBackwardMeasured, SinkAboveScoresOfScaleZero) {
 }
 
 // Sinks that large scores are near to share the weight with keys.
-TEST(CudaBackwardMeasured, SinksNearLargeScores) {
+TEST(CudaBackwardMeasured, SinksNearLargeScoresAreRight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const DType dtype : kTypes) {
@@ -130,9 +130,9 @@ TEST(CudaBackwardMeasured, SinksNearLargeScores) {
   }
 }
 
-// LSE of many rows is about where rows begin to have a shift. For dBias they are measured again,
-// and products of another kind may find some of them on the other side.
-TEST(CudaBackwardMeasured, RowsWithAShiftTheFirstTimeOnly) {
+// LSE of many rows is about where rows begin to need a shift. For dBias they are measured again,
+// and products of another kind may put some of them on the other side.
+TEST(CudaBackwardMeasured, RowsThatNeedAShiftOnlyTheFirstTimeAreRight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   ProblemSpec spec = MakeSpec(1, 1, 1, 1500, 40, 128, 64, DType::kBFloat16);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Backward passes of different shapes in one call: each leaves the bits that it leaves alone, which
-// others judge (backward_test.cc), and those that are alike share launches.
+// Backward passes of different shapes in one call: each gives the same bits as alone, which
+// backward_test.cc checks, and similar ones share launches.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ namespace {
 // Of either dtype more than one launch takes.
 constexpr int kItems = 34;
 
-// Adds `part` to all that keys and values have: rows are then measured, which they else seldom are.
+// Adds `part` to all keys and values: rows are then measured, which is otherwise rare.
 void GiveCommonPart(OwnedAttention* owned, float part) {
   const Attention& a = owned->attention;
   const Problem& p = a.problem;
@@ -43,7 +43,7 @@ void GiveCommonPart(OwnedAttention* owned, float part) {
   }
 }
 
-// A pass, by itself and among others.
+// A pass, alone and beside others.
 struct RaggedCase {
   RaggedCase(const ProblemSpec& spec, uint64_t case_seed, float common_part = 0)
       : owned(MakeAttention(spec, case_seed)), seed(case_seed) {
@@ -58,7 +58,7 @@ struct RaggedCase {
   std::unique_ptr<OwnedGradients> gradients;
 };
 
-// Shapes that differ in all that may differ within a launch; some have no keys or no rows.
+// Shapes that differ in everything that may differ within a launch; some have no keys or no rows.
 ProblemSpec ShapeOf(uint64_t n, int64_t dim, int64_t dim_v, DType dtype) {
   const int64_t heads_kv = 1 + static_cast<int64_t>(n % 2);
   const int64_t group = 1 + static_cast<int64_t>(n / 2 % 2);
@@ -142,7 +142,7 @@ std::vector<std::unique_ptr<BackwardRun>> RunsOf(std::span<RaggedCase* const> ca
   return runs;
 }
 
-// Bytes that the items want, and the least that they need.
+// Bytes that the items would use, and the least that they need.
 std::pair<int64_t, int64_t> WorkspaceOf(std::span<RaggedCase* const> cases, const Way& way) {
   std::vector<cuda::BackwardItem> items;
   int64_t least = 0;
@@ -154,7 +154,7 @@ std::pair<int64_t, int64_t> WorkspaceOf(std::span<RaggedCase* const> cases, cons
   return {*cuda::BackwardWorkspaceBytes(items), least};
 }
 
-TEST(CudaBackwardRagged, EachLeavesTheBitsThatItLeavesAlone) {
+TEST(CudaBackwardRagged, EachGivesTheSameBitsAsAlone) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const Family& family : Families()) {
@@ -192,8 +192,8 @@ TEST(CudaBackwardRagged, EachLeavesTheBitsThatItLeavesAlone) {
   }
 }
 
-// One that must be computed again, in fp32, is; its neighbours are not.
-TEST(CudaBackwardRagged, OnlyWhatIsNotFiniteIsComputedAgain) {
+// A pass that must be computed again in fp32 is; its neighbours are not.
+TEST(CudaBackwardRagged, OnlyNonFinitePassesAreComputedAgain) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   std::vector<std::unique_ptr<RaggedCase>> all;
@@ -246,7 +246,7 @@ Result<size_t> CapturedNodes(std::span<const cuda::BackwardItem> items, const De
   return nodes;
 }
 
-TEST(CudaBackwardRagged, ItemsThatAreAlikeShareLaunches) {
+TEST(CudaBackwardRagged, SimilarItemsShareLaunches) {
   for (const Family& family : Families()) {
     const bool wide_dropout = family.dim > 96 && family.name.find("dropout") != std::string::npos;
     std::vector<std::unique_ptr<RaggedCase>> all;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The GPU's backward pass of rows with a large LSE, and of NaN and Inf. O and LSE are the CPU's.
+// The GPU's backward pass for rows with a large LSE, and with NaN and Inf. O and LSE are the CPU's.
 
 #include <gtest/gtest.h>
 
@@ -33,8 +33,8 @@ double At(const void* data, DType dtype, int64_t element) {
   return static_cast<double>(LoadElement(data, dtype, element));
 }
 
-// Over the keys, a row's weights in dV sum to 1: dV adds up to dO. Each weight is off by what it is
-// rounded to, and by 2^-15 for LSE's rounding where it is small, and each sum by its own rounding.
+// Over the keys, a row's weights in dV sum to 1: dV adds up to dO. Each weight is off by its own
+// rounding, and by 2^-15 for LSE's rounding where it is small, and each sum by its own rounding.
 void ExpectWeightsSumToOne(const Attention& a, const Gradients& g, const Way& way) {
   const Problem& p = a.problem;
   for (int64_t kv_head = 0; kv_head < p.heads_kv; ++kv_head) {
@@ -59,8 +59,8 @@ void ExpectWeightsSumToOne(const Attention& a, const Gradients& g, const Way& wa
   }
 }
 
-// dV has the weights of the definition. They are known only of rows whose scores are equal, but
-// then however large scores are.
+// dV has the weights of the definition. They are known only for rows whose scores are equal, but
+// then for scores of any size.
 void ExpectWeights(const Attention& a, const Gradients& g, const Way& way) {
   const Problem& p = a.problem;
   const double weight = UnitRoundoff(FactorsOf(way, p)) + 0x1p-15;
@@ -84,7 +84,7 @@ void ExpectWeights(const Attention& a, const Gradients& g, const Way& way) {
   }
 }
 
-// One finite number masks some rows, or all, throughout, as additive masks of padding do.
+// One finite number masks some rows, or all, throughout, as in additive padding masks.
 TEST(CudaBackwardRows, WeightsSumToOneUnderFiniteMasks) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -110,8 +110,8 @@ TEST(CudaBackwardRows, WeightsSumToOneUnderFiniteMasks) {
   }
 }
 
-// Large scores need no mask: equal ones, and such that differ by more than exp takes. Kernels that
-// measured rows with other bits of scores than their products have would be off by far.
+// Large scores without a mask: equal ones, and ones that differ by more than exp's range. Kernels
+// that measured rows with other bits of scores than their products have would be far off.
 TEST(CudaBackwardRows, WeightsSumToOneAtLargeScores) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -147,8 +147,8 @@ TEST(CudaBackwardRows, WeightsSumToOneAtLargeScores) {
   }
 }
 
-// Rows are measured with all that scores may have beside.
-TEST(CudaBackwardRows, MeasuredRowsOfEveryKind) {
+// Rows are measured with every feature that adds to scores.
+TEST(CudaBackwardRows, MeasuredRowsOfEveryKindAreRight) {
   const uint64_t seed = FreshSeed();
   uint64_t n = 0;
   for (const DType dtype : kTypes) {
@@ -179,9 +179,9 @@ bool SameSequence(const TensorView& x, const TensorView& y, int64_t b, DType dty
                      bytes) == 0;
 }
 
-// NaN or Inf is somewhere in the middle of three sequences, whose rows end within tiles. What sees
-// it is as the reference has it, and the others keep their bits.
-TEST(CudaBackwardRows, SpecialsReachTheirSequenceAlone) {
+// NaN or Inf in the middle of three sequences, whose rows end within tiles. Rows that see it match
+// the reference, and all others keep their bits.
+TEST(CudaBackwardRows, SpecialsReachOnlyTheirSequence) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -236,9 +236,9 @@ TEST(CudaBackwardRows, SpecialsReachTheirSequenceAlone) {
   }
 }
 
-// A gradient's fp16 overflows, or nearly, in sums that CUDA cores and Tensor Cores round otherwise.
-// Which of them computes it does not depend on another sequence's NaN.
-TEST(CudaBackwardRows, OverflowsKeepTheirBitsBesideNan) {
+// A gradient overflows fp16, or nearly, in sums that CUDA cores and Tensor Cores round differently.
+// Which of them computes it does not depend on a NaN in another sequence.
+TEST(CudaBackwardRows, OverflowsKeepTheirBitsBesideANan) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   ProblemSpec spec = MakeSpec(3, 2, 1, 70, 110, 64, 64, DType::kFloat16);

@@ -18,7 +18,7 @@
 namespace attend::test {
 namespace {
 
-// Gradients and what they come from, on the device.
+// Gradients and their inputs, on the device.
 class DeviceGradients {
  public:
   explicit DeviceGradients(OwnedGradients* owned) : owned_(owned), gradients_(owned->get()) {

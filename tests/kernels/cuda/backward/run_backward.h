@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Runs one backward pass on the GPU, in each way that there is, and judges it. O and LSE are those
-// of the attention. Test code, one thread.
+// Runs one backward pass on the GPU, in every available way, and checks it. O and LSE are the
+// attention's. Test code, one thread.
 
 #pragma once
 
@@ -34,8 +34,8 @@ inline constexpr Way kWays[] = {{KernelId::kCudaFlashFp32},
 
 std::string NameOf(const Way& way);
 
-// Whether this machine's GPU computes it so. Of a problem that no blocks take turns at, only with
-// room for them: without, it is the same.
+// Whether this machine's GPU can compute it this way. For a problem whose blocks take no turns,
+// only the way with room for them: without, it is the same.
 bool Takes(const Way& way, const Attention& attention, const Gradients& gradients);
 
 // A pass's memory on the device, over several runs. `owned` and `gradients` must outlive it.
@@ -44,10 +44,10 @@ class BackwardRun {
   BackwardRun(OwnedAttention* owned, OwnedGradients* gradients, const Way& way);
   ~BackwardRun();
 
-  Status Prepare();  // all that goes in is on the device, and the workspace is poisoned
+  Status Prepare();  // all inputs are on the device, and the workspace is poisoned
   Status Launch(cudaStream_t stream);
-  const cuda::BackwardItem& item() const;  // once prepared, to be launched among others
-  Status Fetch();                          // the gradients, from a device that has nothing to do
+  const cuda::BackwardItem& item() const;  // once prepared, to be launched beside others
+  Status Fetch();                          // the gradients, once the device is idle
 
  private:
   struct Memory;
@@ -58,23 +58,23 @@ class BackwardRun {
   std::unique_ptr<Memory> memory_;
 };
 
-// What it rounds P and dS to before it multiplies them with rows.
+// The precision to which it rounds P and dS before multiplying them with rows.
 DType FactorsOf(const Way& way, const Problem& problem);
 
-// The gradients come back to `gradients`.
+// Copies the gradients back to `gradients`.
 Status RunBackward(OwnedAttention* owned, OwnedGradients* gradients, const Way& way);
 
-// That this GPU, if it can compute it so, leaves the right gradients and nothing beside them.
+// Expects the right gradients, and no other writes, if this GPU can compute it.
 void ExpectRight(OwnedAttention* owned, OwnedGradients* gradients, const Way& way);
 
-// The same of all ways, with O and LSE from the CPU, so that nothing is judged but the gradients.
+// The same for all ways, with O and LSE from the CPU, so that only the gradients are checked.
 void ExpectAllRight(OwnedAttention* owned, uint64_t seed);
 void ExpectSpecRight(ProblemSpec spec, uint64_t seed);
 
-// Whether `kernel` takes it, on a GPU that has the kernel.
+// Whether `kernel` supports it, on a GPU that has the kernel.
 void ExpectTaken(KernelId kernel, const ProblemSpec& spec, uint64_t seed, bool taken);
 
-// Has `expect` judge the gradients of every way that takes the problem.
+// Checks the gradients of every way that supports the problem with `expect`.
 inline void ExpectEachWay(OwnedAttention* owned, uint64_t seed,
                           void (*expect)(const Attention&, const Gradients&, const Way&)) {
   CpuReference(owned->attention);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The decoding kernels, and every kernel over K and V in pages, against double precision and
-// against itself: alone, in a batch, in a list, dense, in pages, in a graph.
+// The decoding kernels, and every kernel over K and V in pages, compared with double precision and
+// with themselves: alone, in a batch, in a list, dense, in pages, in a graph.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -28,8 +28,8 @@ int64_t Pick(std::mt19937_64* random, const std::vector<int64_t>& of) {
   return of[(*random)() % of.size()];
 }
 
-// Of the attention that is made of the spec: if packed, its longest sequence may be shorter than
-// the spec's, and have other variants.
+// For the attention made from the spec: if packed, its longest sequence may be shorter than the
+// spec's, and use other variants.
 std::vector<int> ConfigsOf(const ProblemSpec& spec, KernelId kernel, uint64_t seed) {
   return Configs(MakeAttention(spec, seed).attention.problem, kernel);
 }
@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, CudaDecode,
                          testing::Values(KernelId::kCudaDecodeSm80, KernelId::kCudaDecodeSm90),
                          [](const auto& kernel) { return std::string(KernelName(kernel.param)); });
 
-TEST_P(CudaDecode, EveryRowCountAndGroup) {
+TEST_P(CudaDecode, EveryRowCountAndGroupIsRight) {
   const uint64_t seed = FreshSeed();
   std::mt19937_64 random(seed);
   const double share = TestScale();
@@ -101,7 +101,7 @@ TEST_P(CudaDecode, EveryRowCountAndGroup) {
   }
 }
 
-TEST_P(CudaDecode, LongSequences) {
+TEST_P(CudaDecode, LongSequencesAreRight) {
   const uint64_t seed = FreshSeed();
   for (const int64_t len : {8191, 8193, 40000, 140000}) {
     for (const int64_t len_q : {1, 5, 16}) {
@@ -113,8 +113,8 @@ TEST_P(CudaDecode, LongSequences) {
   }
 }
 
-// Every kernel that takes them.
-TEST(CudaPages, RandomSweep) {
+// Every kernel that supports them.
+TEST(CudaPages, RandomProblemsAreRight) {
   const uint64_t first = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(400 * TestScale()); ++n) {
     const ProblemSpec spec = RandomKernelSpec(first + n);
@@ -146,8 +146,8 @@ TEST(CudaPages, PagesDoNotChangeBits) {
   }
 }
 
-// One element of a key's row is not finite, in its first or its last column: beside the latter are
-// the columns that a tile has beyond D. Where -Inf meets a positive number, the row lacks that key.
+// One element of a key's row is not finite, in its first or last column; a tile has columns beyond
+// D next to the latter. Where -Inf meets a positive number, the row lacks that key.
 void CheckColumns(const ProblemSpec& spec, KernelId kernel, uint64_t seed) {
   constexpr float kInf = std::numeric_limits<float>::infinity();
   constexpr int64_t kKey = 7;
@@ -172,7 +172,7 @@ void CheckColumns(const ProblemSpec& spec, KernelId kernel, uint64_t seed) {
   }
 }
 
-TEST(CudaPages, ColumnsBesideThoseOfATileAreNotTheKeys) {
+TEST(CudaPages, ColumnsBeyondDAreNotReadAsTheKeys) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {8, 72, 96, 97, 120, 192, 200}) {
     for (const int64_t len_q : {1, 3}) {
@@ -188,7 +188,7 @@ TEST(CudaPages, ColumnsBesideThoseOfATileAreNotTheKeys) {
   }
 }
 
-// Two sequences over the same pages, in falling order.
+// Two sequences over the same pages, in descending order.
 TEST(CudaPages, SequencesMayShareThem) {
   const uint64_t seed = FreshSeed();
   for (const KernelId kernel : kCudaKernels) {
@@ -277,7 +277,7 @@ TEST_P(CudaDecode, ABatchsSequencesAreAsAlone) {
   }
 }
 
-// A captured step runs again when a sequence has grown.
+// A captured step runs again after a sequence has grown.
 TEST_P(CudaDecode, GraphsFollowTheLengths) {
   const uint64_t seed = FreshSeed();
   ProblemSpec spec = MakeSpec(2, 8, 1, 1, 5000, 128, 128, DType::kFloat16);

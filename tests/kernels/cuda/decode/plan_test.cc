@@ -20,7 +20,7 @@
 namespace attend::test {
 namespace {
 
-TEST(DecodePlan, SplitsAreWholeTilesAndNotTooMany) {
+TEST(DecodePlan, SplitsAreWholeTilesAndBounded) {
   std::mt19937_64 random(FreshSeed());
   for (int n = 0; n < 20000; ++n) {
     const int64_t most = int64_t{1} << (random() % 31);
@@ -37,8 +37,8 @@ TEST(DecodePlan, SplitsAreWholeTilesAndNotTooMany) {
   }
 }
 
-// Where a window begins changes which splits there are, not where they begin.
-TEST(DecodePlan, SplitsAreThoseThatSomeRowSees) {
+// The begin of a window changes which splits exist, not where they begin.
+TEST(DecodePlan, OnlySplitsThatSomeRowSeesExist) {
   ProblemSpec spec = MakeSpec(1, 8, 1, 1, 5000, 64, 64, DType::kFloat16);
   spec.problem.mask = {Alignment::kBottomRight, 700, 0};
   Attention a;
@@ -56,8 +56,7 @@ TEST(DecodePlan, SplitsAreThoseThatSomeRowSees) {
   EXPECT_EQ(cuda::PlanSequence(a, 0, 16).splits, 1) << "somebody writes the empty rows";
 }
 
-// A segment's stride counts hold all that Hopper's kernels take: others would be read
-// elsewhere.
+// Segments can store all strides that Hopper's kernels support; larger ones would read elsewhere.
 TEST(DecodePlan, StridesBeyondASegmentsAreRefused) {
   ProblemSpec spec = MakeSpec(1, 8, 1, 1, 5000, 64, 64, DType::kFloat16);
   Attention a;
@@ -81,9 +80,9 @@ TEST(DecodePlan, StridesBeyondASegmentsAreRefused) {
   }
 }
 
-// Every split is in one share, shares differ by no more than a split, and of the runs of
-// splits that go on in another share no two begin in the same: they have one counter.
-TEST(DecodePlan, SharesTakeAllSplits) {
+// Every split is in one share, and shares differ by at most one split. No two runs of splits that
+// continue in another share begin in the same one, as each share has one counter.
+TEST(DecodePlan, SharesCoverAllSplits) {
   std::mt19937_64 random(FreshSeed());
   for (int n = 0; n < 300; ++n) {
     std::vector<cuda::SequencePlan> plans;
@@ -101,7 +100,7 @@ TEST(DecodePlan, SharesTakeAllSplits) {
     const cuda::Shares shares =
         cuda::CutShares(total, static_cast<int>(1 + random() % cuda::kBlocksMax));
     std::vector<int64_t> costs(shares.blocks, 0);
-    std::set<int> groups, units;  // shares in which one begins that goes on
+    std::set<int> groups, units;  // shares in which a run begins that continues
     int64_t position = 0;
     for (const cuda::SequencePlan& plan : plans) {
       for (int unit = 0; unit < plan.units; ++unit) {
@@ -147,7 +146,7 @@ TEST(DecodePlan, AMultiplicationDivides) {
   }
 }
 
-TEST(DecodePlan, WorkspaceIsBoundedWhateverTheBatch) {
+TEST(DecodePlan, WorkspaceIsBoundedForEveryBatch) {
   Problem p = MakeSpec(1, 64, 8, 1, 131072, 128, 128, DType::kBFloat16).problem;
   const Problem* one = &p;
   const Result<int64_t> alone = cuda::DecodeWorkspaceBytes({&one, 1});
@@ -160,8 +159,8 @@ TEST(DecodePlan, WorkspaceIsBoundedWhateverTheBatch) {
   EXPECT_EQ(*cuda::DecodeWorkspaceBytes({}), cuda::kTileQueueBytes);
 }
 
-// Launches by different variants run one after another in the same memory.
-TEST(DecodePlan, WorkspaceOfDifferentLaunchesIsThatOfTheLargest) {
+// Launches of different variants run one after another in the same memory.
+TEST(DecodePlan, WorkspaceOfDifferentLaunchesIsTheLargest) {
   const Problem few = MakeSpec(64, 64, 8, 1, 32768, 64, 64, DType::kBFloat16).problem;
   const Problem many = MakeSpec(8, 64, 8, 16, 32768, 256, 256, DType::kBFloat16).problem;
   const Problem* const both[] = {&few, &many};
