@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Races attend's CUDA kernels against PyTorch's SDPA on one GPU, in one process.
+"""Races attend's CUDA kernels against PyTorch's SDPA and FlashAttention-4 on one GPU.
 
 Correctness comes first: every contender's output is poisoned, computed, and compared with float64
 under the bound that kernels/reference/check_rows.h derives; a wrong answer gets no time. Then all
@@ -24,7 +24,7 @@ import bench_kernels_cells as cells
 import bench_kernels_chart as chart
 import bench_kernels_report as reports
 
-EXTRA_SUITES = ("accuracy", "memory", "redo", "decode", "backward", "cliffs")
+EXTRA_SUITES = ("accuracy", "memory", "redo", "decode", "backward", "cliffs", "backward_cliffs")
 
 
 def arguments(words=None):
@@ -38,7 +38,8 @@ def arguments(words=None):
                         help="race this kernel of ours (repeat for more; default: the fast ones)")
     parser.add_argument("--configs", choices=["best", "all"], default="best",
                         help="all: race every compiled variant of the kernels")
-    parser.add_argument("--filter", default="", help="run only cells whose name contains this")
+    parser.add_argument("--filter", default="",
+                        help="run only cells whose name contains this; A|B: A or B")
     rivals = parser.add_mutually_exclusive_group()
     rivals.add_argument("--rival", action="append", default=[], choices=cells.RIVALS,
                         help="race against this rival (repeat for more; default: all)")
@@ -84,25 +85,35 @@ def progress(cell, results):
 def measure(options, report, attend):
     """Fills report["cells"]; saved after every cell."""
     import bench_kernels_backward as backward
+    import bench_kernels_backward_cliffs as backward_cliffs
     import bench_kernels_cliffs as cliffs
     import bench_kernels_decode as decode
+    import bench_kernels_fa4 as fa4
     import bench_kernels_race as race
     import bench_kernels_redo as redo
 
     extras = {"accuracy": race.accuracy, "memory": race.memory, "redo": redo.redo,
               "decode": decode.decode,
-              "backward": lambda library: backward.backward(library, options),
-              "cliffs": lambda library: cliffs.cliffs(options)}
+              "backward": lambda library: backward.backward(library, options, in_time),
+              "cliffs": lambda _: cliffs.cliffs(options, in_time),
+              "backward_cliffs": lambda _: backward_cliffs.cliffs(options, in_time)}
     began = time.monotonic()
-    for name, listed in cells.suites(report["seed"]).items():
-        if name not in options.suites:
-            continue
+
+    def in_time(cell):
+        late = time.monotonic() - began > options.budget
+        report["left_out"] += [cell] if late else []
+        return not late
+
+    suites = {name: [cell for cell in listed if cells.is_listed(cell.name, options.filter)]
+              for name, listed in cells.suites(report["seed"]).items() if name in options.suites}
+    if not options.no_rivals and cells.is_raced(cells.FA4, options.rival):
+        fa4.compile_first(
+            [cell.shapes[0] for listed in suites.values() for cell in listed],
+            [cell.shapes[0] for cell in backward.listed(options) if "backward" in options.suites])
+    for name, listed in suites.items():
         matmul = {}  # by dtype, and anew for every suite: clocks change
         for cell in listed:
-            if options.filter not in cell.name:
-                continue
-            if time.monotonic() - began > options.budget:
-                report["left_out"].append(f"{name}: {cell.name}")
+            if not in_time(f"{name}: {cell.name}"):
                 continue
             dtype = cell.shapes[0].dtype
             if dtype not in matmul:
@@ -118,7 +129,7 @@ def measure(options, report, attend):
             save(report, options.out)
     report["seconds"] = round(time.monotonic() - began, 1)
     for name in EXTRA_SUITES:
-        if name in options.suites and time.monotonic() - began <= options.budget:
+        if name in options.suites and in_time(name):
             report[name] = extras[name](attend)
 
 
@@ -131,6 +142,7 @@ def main():
     import torch
 
     import bench_kernels_contenders as entries
+    import bench_kernels_fa4 as fa4
 
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -138,7 +150,7 @@ def main():
     torch.manual_seed(seed)
     report = {"device": torch.cuda.get_device_name(0), "seed": seed, "configs": options.configs,
               "versions": f"torch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN "
-                          f"{torch.backends.cudnn.version()}",
+                          f"{torch.backends.cudnn.version()}, {fa4.module()[1]}",
               "suites": options.suites, "cells": [], "left_out": []}
     measure(options, report, entries.Attend(options.library))
     save(report, options.out)

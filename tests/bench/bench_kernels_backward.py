@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward pass beside PyTorch's cuDNN and FlashAttention-2, in turns. Ours always adds in one
-order; the rivals run as PyTorch runs them by default, and FlashAttention-2 once more in its
-deterministic mode (PyTorch has none of cuDNN's). FLOPs are five products of every visible pair,
+"""The backward pass beside PyTorch's cuDNN and FlashAttention-2, and FlashAttention-4, in turns.
+Ours always adds in one order; the rivals run as they do by default, and FlashAttention once more in
+its deterministic mode (PyTorch has none of cuDNN's). FLOPs are five products of every visible pair,
 whatever a kernel computes."""
 
 import torch
 from torch.nn.attention import SDPBackend
 
 import bench_kernels_cells as cells
+import bench_kernels_contenders as entries
+import bench_kernels_fa4 as fa4
 import bench_kernels_gradients as gradients
 import bench_kernels_race as race
 from bench_kernels_truth import Truth
 from bench_kernels_turns import compete
 
 OURS = "attend"
-CUDNN, FLASH = "cudnn", "fa2"
-DETERMINISTIC = ", deterministic"
+CUDNN, FLASH = "cudnn", cells.FA2
 CACHE_BYTES = 128 << 20
 
 
@@ -46,12 +47,6 @@ def make_sets(cell):
     return sets[:1] if cell.shapes[0].input_bytes() > CACHE_BYTES else sets
 
 
-def gradients_by_o(sets):
-    """dO for every set."""
-    return [torch.randn(*tensors[0].shape[:3], tensors[2].shape[3], device="cuda:0",
-                        dtype=tensors[0].dtype) for (_, tensors), in sets]
-
-
 def lineup(shape, attend, d_os):
     found = [gradients.AttendGradients(attend, d_os, name=OURS),
              gradients.AttendGradients(attend, d_os, cells.SM80, cells.SM80)]
@@ -62,21 +57,26 @@ def lineup(shape, attend, d_os):
                   FLASH: gradients.through_sdpa(SDPBackend.FLASH_ATTENTION)}
     for name, attention in rivals.items():
         found.append(gradients.TorchGradients(name, attention, d_os))
-    found.append(gradients.TorchGradients(FLASH + DETERMINISTIC, rivals[FLASH], d_os, True))
-    return found
+    found.append(gradients.TorchGradients(FLASH + cells.DETERMINISTIC, rivals[FLASH], d_os, True))
+    return found + fa4.backward(fa4.options_of, d_os)
 
 
-def backward(attend, options):
+def listed(options):
+    return [cell for cell in CELLS if cells.is_listed(cell.name, options.filter)]
+
+
+def backward(attend, options, in_time):
     """A line for each contender of each cell: {cell, contender, ms, tflops, same_bits, ...}, or
     with `failure` in place of the times."""
     lines = []
-    for cell in CELLS:
-        if options.filter not in cell.name:
+    for cell in listed(options):
+        if not in_time(f"backward: {cell.name}"):
             continue
         (shape,), sets = cell.shapes, make_sets(cell)
-        d_os = gradients_by_o(sets)
+        d_os = gradients.by_o(sets)
         truth = Truth(*sets[0][0][1], d_os[0], shape.left, shape.right)
-        results = compete(lineup(shape, attend, d_os), sets, truth.backward, options)
+        results = compete(entries.wanted(lineup(shape, attend, d_os), options), sets,
+                          truth.backward, options)
         for name, result in results.items():
             line = {"cell": cell.name, "contender": name, **result}
             if "ms" in line:

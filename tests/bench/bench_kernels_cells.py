@@ -6,8 +6,11 @@ import random
 
 CUDNN, FLASH, EFFICIENT, MATH = "torch cudnn", "torch flash", "torch efficient", "torch math"
 PADDED, FLASH_WINDOW = "torch cudnn, padded", "torch flash, window"
+FA4, FA2 = "fa4", "fa2"
+DETERMINISTIC = ", deterministic"
 SM90, SM80, FP32, NAIVE = "cuda_flash_sm90", "cuda_flash_sm80", "cuda_flash_fp32", "cuda_naive"
-RIVALS = ("cudnn", "flash", "efficient", "math", "unfused")  # short names of whoever is not ours
+# Short names of whoever is not ours.
+RIVALS = ("cudnn", "flash", "efficient", "math", "fa4", "unfused")
 EACH = "auto, one call each"
 FULL_OURS, FULL_CUDNN = "auto, full mask", "torch cudnn, full mask"
 AUTO = "auto"
@@ -79,7 +82,13 @@ class Cell:
 def is_raced(name, wanted):
     """Whether a rival of this name is among those wanted by short names: of RIVALS, or none for
     all."""
-    return not wanted or name.split(",")[0].removeprefix("torch ") in wanted
+    short = name.split(",")[0].removeprefix("torch ")
+    return not wanted or {FA2: "flash"}.get(short, short) in wanted
+
+
+def is_listed(name, wanted):
+    """Whether a cell's name contains one of the texts between the bars of --filter."""
+    return any(text in name for text in wanted.split("|"))
 
 
 def cell(suite, shape, ratio=None, ladder=False):
@@ -92,15 +101,15 @@ def cell(suite, shape, ratio=None, ladder=False):
     return Cell(suite, name, (shape,), targets, ladder)
 
 
-def grid(suite, dim, heads, lengths, ratio, masks=(-1, 0), dim_v=None):
-    """16k tokens in sequences of each length, under each mask."""
+def grid(suite, dim, heads, lengths, ratio, dim_v=None):
+    """16k tokens in sequences of each length, full and causal."""
     def ratio_at(length):
         return ratio(length) if callable(ratio) else ratio
 
     return [cell(suite, Shape(TOKENS // length, heads, heads, length, dim, dim_v or dim,
                               right=right), ratio_at(length),
                  ladder=length == 2048 and right < 0)
-            for right in masks for length in lengths]
+            for right in (-1, 0) for length in lengths]
 
 
 def windows():
@@ -140,8 +149,8 @@ def suites(seed):
     powers = [512, 1024, 2048, 4096, 8192, 16384]
     bfloat = [Shape(2, 16, 16, 8192, 128, 128, "bfloat16"),
               Shape(2, 32, 8, 8192, 128, 128, "bfloat16", right=0)]
-    d192 = grid("d192", 192, 16, powers[2:], 1.05) + grid("d192", 192, 16, powers[4:], 1.05,
-                                                           masks=(0,), dim_v=128)
+    d192 = grid("d192", 192, 16, powers[2:], 1.05)
+    d192 += grid("d192", 192, 16, powers[4:], 1.05, dim_v=128)
     quick = [cell("quick", Shape(2, 16, 16, 8192, 128, 128, right=right), 1.05)
              for right in (-1, 0)]
     quick += [cell("quick", Shape(4, 8, 8, 4096, 64, 64), 1.10),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What lies beside the plain forward pass: masks of bool, biases, ALiBi, softcap, O in float32,
-memory off alignment, head dims between the tiles, and prompts over pages. Each is a call of
-attend_kernels with all that it needs, packing of masks among it, and its time is shown as a
-multiple of the plain call's of the same shape. PyTorch's cuDNN takes the same mask or bias. Masks
-of bool are raced as bits that are ready, too, through the C ABI: by the kernel that is taken for
-them and by cuda_flash_sm80."""
+memory off alignment, head dims between the tiles, a part of the keys, and prompts over pages. Each
+is a call of attend_kernels with all that it needs, packing of masks among it, and its time is shown
+as a multiple of the plain call's of the same shape. PyTorch's cuDNN takes the same mask or bias,
+FlashAttention-4 softcap and pages. Masks of bool are raced as bits that are ready, too, through the
+C ABI: by the kernel that is taken for them and by cuda_flash_sm80."""
 
 import ctypes
 import dataclasses
@@ -14,7 +14,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+import bench_kernels_cells as cells
 import bench_kernels_contenders as entries
+import bench_kernels_fa4 as fa4
 from bench_kernels_truth import UNIT, UNITS
 from bench_kernels_turns import compete
 
@@ -41,7 +43,8 @@ class Case:
 
     def work(self):
         q, v = self.tensors[0], self.tensors[2]
-        pairs = q.shape[2] * (q.shape[2] + 1) / 2 if self.causal else q.shape[2]**2
+        pairs = q.shape[2] * (q.shape[2] + 1) / 2 if self.causal else \
+            q.shape[2] * (self.dense or self.tensors[1:])[0].shape[2]
         return 2.0 * (q.shape[3] + v.shape[3]) * pairs * q.shape[0] * q.shape[1]
 
 
@@ -141,19 +144,26 @@ def cases(dim, **sizes):
                            "O in float32": {"o_dtype": "float32"}}.items():
         yield Case(words, tensors, options)
         yield Case(f"{words}, causal", tensors, {**options, "causal": True}, causal=True)
+    yield Case("the second half of the keys, causal", tensors,
+               {"causal": True, "key_offset": tensors[0].shape[2]}, causal=True)
     for rows in (16, 64):
         yield in_pages(f"pages of {rows}, causal", tensors, rows)
 
 
-def truth(case, b, h):
-    """O of one head in float64."""
-    q = case.tensors[0]
-    k, v = case.dense or case.tensors[1:]
-    scores = q[b, h].double() @ k[b, h].double().T / math.sqrt(q.shape[3])
+def heads_of(case, b, h):
+    """Q, K and V of one head in float64."""
+    return [x[b, h].double() for x in (case.tensors[0], *(case.dense or case.tensors[1:]))]
+
+
+def truth(case, b, h, head, kept=1.0):
+    """O of one head from its Q, K and V in float64. `kept`: what its weights are multiplied by."""
+    q, k, v = head
+    scores = q @ k.T / math.sqrt(q.shape[1])
     if "softcap" in case.options:
         cap = case.options["softcap"]
         scores = cap * torch.tanh(scores / cap)
-    keys = torch.arange(q.shape[2], device=q.device)
+    keys = torch.arange(k.shape[0], device=q.device)
+    rows = torch.arange(q.shape[0], device=q.device)[:, None]
     bias = case.options.get("bias")
     if bias is not None:
         mine = bias[min(b, bias.shape[0] - 1), min(h, bias.shape[1] - 1)]
@@ -162,27 +172,35 @@ def truth(case, b, h):
         else:
             scores = scores + mine
     if "alibi_slopes" in case.options:
-        scores -= case.options["alibi_slopes"][h].double() * (keys - keys[:, None]).abs()
+        scores = scores - case.options["alibi_slopes"][h].double() * (keys - rows).abs()
     if case.causal:
-        scores = scores.masked_fill(keys > keys[:, None], -math.inf)
-    weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)  # rows without keys are 0
-    return weights @ v[b, h].double()
+        scores = scores.masked_fill(keys > rows, -math.inf)
+    empty = (scores == -math.inf).all(-1, keepdim=True)  # rows without keys are 0
+    weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    return (weights * kept) @ v
 
 
-def judge_of(case):
-    """See compete: the first head and the last under the bound of bench_kernels_truth."""
+def places(case):
+    """(b, h) that are judged: the first head and the last."""
+    return (0, 0), (case.tensors[0].shape[0] - 1, case.tensors[0].shape[1] - 1)
+
+
+def judge_of(case, truths, names=("O",)):
+    """See compete: outputs of these names by {(b, h): what is right}, under the bound of
+    bench_kernels_truth."""
     q = case.tensors[0]
-    places = ((0, 0), (q.shape[0] - 1, q.shape[1] - 1))
-    truths = {place: truth(case, *place) for place in places}
     bound = UNITS * (UNIT[q.dtype] + UNIT[torch.float32] * (4 + math.sqrt(q.shape[2]) / 2))
 
     def judge(outputs):
-        # Of a head whose mask hides all, whatever is not 0 is wrong.
-        norms = [(outputs[0][place].double() - expected).norm() / expected.norm().clamp(min=1e-30)
-                 for place, expected in truths.items()]
-        norm = torch.stack(norms).max().item()  # NaN, if there is one
-        fault = None if norm <= bound else f"O is off by {norm:.1e}, bound {bound:.1e}"
-        return {"O": norm}, fault
+        found, fault = {}, None
+        for n, (name, output) in enumerate(zip(names, outputs)):
+            # Of a head whose mask hides all, whatever is not 0 is wrong.
+            norms = [(output[place].double() - right[n]).norm() / right[n].norm().clamp(min=1e-30)
+                     for place, right in truths.items()]
+            found[name] = norm = torch.stack(norms).max().item()  # NaN, if there is one
+            if not norm <= bound:
+                fault = fault or f"{name} is off by {norm:.1e}, bound {bound:.1e}"
+        return found, fault
 
     return judge
 
@@ -254,21 +272,24 @@ class Bits(entries.Contender):
         return [self.out]
 
 
+def sdpa_mask(case):
+    """The mask or bias of a case as SDPA takes it: expanded, which costs it nothing; or None."""
+    if set(case.options) - {"bias", "causal"} or {"bias", "causal"} <= set(case.options):
+        raise entries.CannotRun("SDPA has no such thing")
+    q, k, _ = case.tensors
+    bias = case.options.get("bias")
+    return None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
+
+
 class Cudnn(entries.Contender):
-    """SDPA with the same mask or bias, expanded, which costs it nothing."""
+    """SDPA with the same mask or bias."""
 
     def __init__(self, case):
         super().__init__(CUDNN)
         self.case = case
 
     def prepare(self, sets):
-        self.sets = sets
-        if set(self.case.options) - {"bias", "causal"} or \
-                {"bias", "causal"} <= set(self.case.options):
-            raise entries.CannotRun("SDPA has no such thing")
-        q = self.case.tensors[0]
-        bias = self.case.options.get("bias")
-        self.mask = None if bias is None else bias.expand(*q.shape[:3], q.shape[2])
+        self.sets, self.mask = sets, sdpa_mask(self.case)
 
     def context(self):
         return sdpa_kernel(SDPBackend.CUDNN_ATTENTION)
@@ -277,32 +298,81 @@ class Cudnn(entries.Contender):
         return [sdpa(*self.case.tensors, attn_mask=self.mask, is_causal=self.case.causal)]
 
 
-def cliffs(options):
+def fa4_options(case):
+    """The arguments for a case beside its tensors, or CannotRun."""
+    if set(case.options) - {"causal", "softcap"}:
+        raise entries.CannotRun("FA4 has no such thing, or not without a program")
+    return {"causal": case.causal, "softcap": case.options.get("softcap", 0.0)}
+
+
+class Fa4(entries.Contender):
+    """Takes the tensors as they lie; copies that FA4 makes of them are timed."""
+
+    def __init__(self, case):
+        super().__init__(cells.FA4)
+        self.case = case
+
+    def prepare(self, sets):
+        self.sets, case = sets, self.case
+        with fa4.first_call():
+            if "page_table" in case.options:
+                self.options = {"causal": True, "page_table": case.options["page_table"],
+                                "seqused_k": case.options["kv_lengths"].int()}
+                self.function = fa4.module()[0].flash_attn_varlen_func
+            else:
+                self.options = fa4_options(case)
+                self.function = fa4.module()[0].flash_attn_func
+            self.run(0)
+
+    def run(self, n):
+        o, *_ = self.function(*(x.transpose(1, 2) for x in self.case.tensors), **self.options)
+        return [o.transpose(1, 2)]
+
+
+def lines_of(name, case, contenders, judge, kernel, plain, options):
+    """One for each contender that is wanted. `plain`: times of the plain case by whether it is
+    causal, which it adds to."""
+    lines, sets = [], [[(case, case.tensors)]]
+    results = compete(entries.wanted(contenders, options), sets, judge, options)
+    if case.name.startswith(PLAIN):
+        plain[case.causal] = results[OURS].get("ms", math.nan)
+    for contender, result in results.items():
+        line = {"cell": name, "contender": contender, "kernel": kernel, **result}
+        if "ms" in line:
+            line["tflops"] = case.work() / line["ms"] / 1e9
+            line["of_plain"] = line["ms"] / plain[case.causal]
+        lines.append(line)
+        print({key: line[key] for key in line if key != "errors"}, flush=True)
+    return lines
+
+
+def wanted_cases(every, dim, options, in_time):
+    """(name, case) of the cases that are raced, all plain ones among them."""
+    for case in every:
+        batch, heads, length, _ = case.tensors[0].shape
+        name = f"B{batch} H{heads} L{length} D{dim} bfloat16 {case.name}"
+        if case.name.startswith(PLAIN) or cells.is_listed(name, options.filter):
+            if in_time(name):
+                yield name, case
+
+
+def cliffs(options, in_time):
     """A line for each contender of each case: {cell, contender, kernel, ms, tflops, of_plain, ...},
     or with `failure` in place of the times."""
     lines = []
     every = [(dim, {}) for dim in (64, 128, 72, 80, 104, 112, 192, 256)]
     for dim, sizes in every + [(dim, LONG) for dim in (64, 104, 128)]:
         plain = {}
-        for case in cases(dim, **sizes):
-            batch, heads, length, _ = case.tensors[0].shape
-            name = f"B{batch} H{heads} L{length} D{dim} bfloat16 {case.name}"
-            if options.filter not in name and not case.name.startswith(PLAIN):
-                continue
+        for name, case in wanted_cases(cases(dim, **sizes), dim, options, in_time):
             contenders = [Ours(case), Cudnn(case)]
+            contenders += [Fa4(case)] if fa4.module()[0] else []
             if case.options.get("bias") is not None and case.options["bias"].dtype == torch.bool:
                 contenders += [Bits(case, "auto", "bits"),
                                Bits(case, "cuda_flash_sm80", "bits, cuda_flash_sm80")]
-            results = compete(contenders, [case.tensors], judge_of(case), options)
-            if case.name.startswith(PLAIN):
-                plain[case.causal] = results[OURS].get("ms", math.nan)
+            truths = {place: [truth(case, *place, heads_of(case, *place))]
+                      for place in places(case)}
             kernel = attend_kernels.select(*case.tensors, **case.options)[0]
-            for contender, result in results.items():
-                line = {"cell": name, "contender": contender, "kernel": kernel, **result}
-                if "ms" in line:
-                    line["tflops"] = case.work() / line["ms"] / 1e9
-                    line["of_plain"] = line["ms"] / plain[case.causal]
-                lines.append(line)
-                print({key: line[key] for key in line if key != "errors"}, flush=True)
+            lines += lines_of(name, case, contenders, judge_of(case, truths), kernel, plain,
+                              options)
         torch.cuda.empty_cache()
     return lines

@@ -57,6 +57,20 @@ class Contender:
         self.sets = None
 
 
+def wanted(contenders, options):
+    """Ours, and the rivals that are asked for."""
+    return [c for c in contenders if c.is_attend or
+            not options.no_rivals and cells.is_raced(c.name, options.rival)]
+
+
+def inputs(shape):
+    """Fresh random Q, K and V."""
+    sizes = ((shape.heads_q, shape.dim), (shape.heads_kv, shape.dim),
+             (shape.heads_kv, shape.dim_v))
+    return tuple(torch.randn(shape.batch, heads, shape.length, dim, device="cuda:0",
+                             dtype=getattr(torch, shape.dtype)) for heads, dim in sizes)
+
+
 class Attend:
     """libattend_kernels.so and its questions."""
 

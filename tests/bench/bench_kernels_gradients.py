@@ -20,6 +20,12 @@ def workspace(byte_count):
     return tensor, (tensor.data_ptr() + 255) // 256 * 256, byte_count
 
 
+def by_o(sets):
+    """dO for every set."""
+    return [torch.randn(*tensors[0].shape[:3], tensors[2].shape[3], device=tensors[0].device,
+                        dtype=tensors[0].dtype) for (_, tensors), in sets]
+
+
 class AttendGradients(entries.Contender):
     """One call of the C ABI per run. O and LSE come from attend's own forward pass."""
     is_attend = True

@@ -8,6 +8,7 @@ import torch
 
 import bench_kernels_cells as cells
 import bench_kernels_contenders as entries
+import bench_kernels_fa4 as fa4
 from bench_kernels_check import Reference
 from bench_kernels_turns import Clock, take_turns
 
@@ -41,14 +42,7 @@ def make_sets(cell):
     count = 4 if count_bytes < SMALL_BYTES else 2 if count_bytes < LARGE_BYTES else 1
     if len(cell.shapes) > 1:
         count = 1  # the padded rival has its own copy
-
-    def inputs(shape):
-        sizes = ((shape.heads_q, shape.dim), (shape.heads_kv, shape.dim),
-                 (shape.heads_kv, shape.dim_v))
-        return tuple(torch.randn(shape.batch, heads, shape.length, dim, device="cuda:0",
-                                 dtype=getattr(torch, shape.dtype)) for heads, dim in sizes)
-
-    return [[(shape, inputs(shape)) for shape in cell.shapes] for _ in range(count)]
+    return [[(shape, entries.inputs(shape)) for shape in cell.shapes] for _ in range(count)]
 
 
 def our_kernels(cell, attend, options):
@@ -88,9 +82,7 @@ def lineup(cell, attend, options):
     if any(target.rivals == (cells.FULL_OURS,) for target in cell.targets):
         running.append(entries.AttendContender(attend, auto, name=cells.FULL_OURS,
                                                mask=cells.Shape.unmasked))
-    if not options.no_rivals:
-        running += [one for one in rivals(cell, options)
-                    if cells.is_raced(one.name, options.rival)]
+    running += entries.wanted(rivals(cell, options), options)
     return running, refused, (auto, why)
 
 
@@ -99,7 +91,7 @@ def rivals(cell, options):
     if cell.suite == "window":
         return [entries.TorchContender(cells.FULL_CUDNN, entries.BACKENDS[cells.CUDNN],
                                        mask=cells.Shape.unmasked),
-                entries.FlashWindow(cells.FLASH_WINDOW)]
+                entries.FlashWindow(cells.FLASH_WINDOW), *fa4.forward(cell)]
     if len(cell.shapes) > 1:
         found.append(entries.PaddedCudnn(cells.PADDED))
     names = [cells.EFFICIENT]
@@ -107,6 +99,7 @@ def rivals(cell, options):
         names = [cells.CUDNN, cells.FLASH, cells.EFFICIENT]
     names += [cells.MATH] if cell.ladder else []
     found += [entries.TorchContender(name, entries.BACKENDS[name]) for name in names]
+    found += fa4.forward(cell)
     if cell.ladder and options.unfused:
         found.append(entries.Unfused("unfused"))
     return found

@@ -115,7 +115,8 @@ def faults(report):
     found += [f"{r['kernel']}, {r['mask']}, {r['case']}: {r['failure']}"
               for r in report.get("redo", []) if "wrong" in r.get("failure", "")]
     found += [f"{r['contender']} at {r['cell']}: {r['failure']}"
-              for name in ("decode", "backward", "cliffs") for r in report.get(name, [])
+              for name in ("decode", "backward", "cliffs", "backward_cliffs")
+              for r in report.get(name, [])
               if "wrong" in r.get("failure", "")]
     return found
 
@@ -203,13 +204,15 @@ def markdown(report):
                   for r in report["decode"]]
     if report.get("backward"):
         lines.append(backward_table(report["backward"]))
-    if report.get("cliffs"):
-        lines += ["", "## Beside the plain forward pass", "",
+    for name, direction in (("cliffs", "forward"), ("backward_cliffs", "backward")):
+        if not report.get(name):
+            continue
+        lines += ["", f"## Beside the plain {direction} pass", "",
                   "| cell | contender | kernel | ms | TFLOP/s, hidden pairs too | of our plain |",
                   "|---|---|---|---|---|---|"]
         lines += [f"| {r['cell']} | {r['contender']} | {r['kernel']} | " + (
             f"{r['ms']:.3f} | {r['tflops']:.0f} | {r['of_plain']:.2f}x |" if "ms" in r
-            else f"{r['failure']} | | |") for r in report["cliffs"]]
+            else f"{r['failure']} | | |") for r in report[name]]
     return "\n".join([*lines, "", summary(report), ""])
 
 

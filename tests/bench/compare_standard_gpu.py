@@ -42,7 +42,7 @@ def times(attend, options, workloads, done):
             if options.filter not in cell.name:
                 continue
             sets = backward.make_sets(cell)
-            d_os = backward.gradients_by_o(sets)
+            d_os = gradients.by_o(sets)
             truth = Truth(*sets[0][0][1], d_os[0], shape.left, shape.right)
             for way, lineup, judge in (
                     (standard.FORWARD, forward_lineup(attend), truth.forward),
@@ -129,7 +129,7 @@ def training(options, steps, done):
         if options.filter not in cell.name:
             continue
         sets = backward.make_sets(cell)
-        d_os = backward.gradients_by_o(sets)
+        d_os = gradients.by_o(sets)
         truth = Truth(*sets[0][0][1], d_os[0], shape.left, shape.right)
         judge = _step_judge(truth) if dropout_p == 0 else \
             _dropping_judge(truth, sets[0][0][1], d_os[0], dropout_p)

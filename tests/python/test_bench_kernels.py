@@ -120,13 +120,22 @@ def test_time_falls_with_the_window(full, times, verdict, counts):
 
 def test_rivals_by_name():
     everybody = [cells.CUDNN, cells.FLASH, cells.EFFICIENT, cells.MATH, cells.PADDED,
-                 cells.FLASH_WINDOW, cells.FULL_CUDNN, "unfused"]
+                 cells.FLASH_WINDOW, cells.FULL_CUDNN, "unfused", cells.FA4, cells.FA2,
+                 cells.FA4 + cells.DETERMINISTIC]
     assert all(cells.is_raced(name, []) for name in everybody)
     assert [name for name in everybody if cells.is_raced(name, ["cudnn"])] == \
         [cells.CUDNN, cells.PADDED, cells.FULL_CUDNN]
     assert [name for name in everybody if cells.is_raced(name, ["flash", "unfused"])] == \
-        [cells.FLASH, cells.FLASH_WINDOW, "unfused"]
+        [cells.FLASH, cells.FLASH_WINDOW, "unfused", cells.FA2]
+    assert [name for name in everybody if cells.is_raced(name, ["fa4"])] == \
+        [cells.FA4, cells.FA4 + cells.DETERMINISTIC]
     assert {name for name in everybody if cells.is_raced(name, cells.RIVALS)} == set(everybody)
+
+
+def test_filters():
+    name = "B1 H16 L8192 D128 causal"
+    assert all(cells.is_listed(name, text) for text in ("", "L8192 D128", "L512|causal"))
+    assert not cells.is_listed(name, "L512|full")
 
 
 def test_options():
