@@ -20,6 +20,7 @@
 #include "kernels/contract/problem.h"
 #include "kernels/contract/select.h"
 #include "kernels/contract/stop_flag.h"
+#include "kernels/contract/tree.h"
 #include "kernels/reference/check_rows.h"
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
@@ -85,11 +86,13 @@ struct Request {
   Layout layout = Layout::kBhld;
   Attention attention;                   // its pointers point into the spans
   std::optional<BackwardPass> backward;  // set for a request for gradients; its pointers too
-  HostBlock input;        // every tensor and array that the kernel reads, unless placed elsewhere
-  InputSource source;     // where the inputs are
-  HostBlock output;       // the response's tensors (output_tensors.h), each 256-byte aligned
-  SpanList input_spans;   // the bytes read, wherever they are
-  SpanList output_spans;  // the bytes written
+  TreeView tree;           // a tree of drafts; attention.bias is where it is written out
+  int64_t tree_bytes = 0;  // of that bias, until it is written; else 0
+  HostBlock input;         // every tensor and array that the kernel reads, unless placed elsewhere
+  InputSource source;      // where the inputs are
+  HostBlock output;        // the response's tensors (output_tensors.h), each 256-byte aligned
+  SpanList input_spans;    // the bytes read, wherever they are
+  SpanList output_spans;   // the bytes written
   UploadBudget::Hold upload;  // chunked: held until all bytes have arrived
   std::optional<Pass> asked;  // the pass of the RPC method, then that of the message
   std::string kernel;         // requested by name; empty: the server chooses

@@ -77,7 +77,6 @@ struct RequestReader::Work {
 struct RequestReader::LargeWork : Work {
   explicit LargeWork(Work&& work) : Work(std::move(work)) {}
   google::protobuf::Arena arena;
-  bool decoded = false;
   std::unique_ptr<Request> request;
 };
 
@@ -152,12 +151,8 @@ bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_pt
 
 void RequestReader::TakeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
   Status status = OrOutOfMemory([&] {
-    const Status decoded =
-        large->decoded ? Status() : Decode(*large->request, *large, large->arena);
-    if (decoded.ok()) {
-      WriteTreeBias(large->validated, large->plan, *large->request);
-      CopyLarge(call, large);
-    }
+    const Status decoded = Decode(*large->request, *large, large->arena);
+    if (decoded.ok()) CopyLarge(call, large);
     return decoded;
   });
   if (status.ok()) return;
@@ -172,17 +167,14 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
   options.initial_block_size = sizeof(block);
   google::protobuf::Arena arena(options);
   Status status = Decode(*request, work, arena);
-  const bool tree_here = StaysOnThread(work.validated.tree_bytes);
-  if (status.ok() && tree_here) WriteTreeBias(work.validated, work.plan, *request);
   if (!status.ok()) {
     End(std::move(request), std::move(status));
-  } else if (tree_here && !work.slices.lent() && gathering_.MayKeep(*request) &&
+  } else if (!work.slices.lent() && gathering_.MayKeep(*request) &&
              gathering_.Keep(work.slices,
                              TensorPieces(work.message, work.validated, work.plan, *request),
                              *request)) {
     Submit(call, std::move(request));
-  } else if (tree_here &&
-             (work.placed() || StaysOnThread(request->message_bytes + request->file_bytes.input))) {
+  } else if (work.placed() || StaysOnThread(request->message_bytes + request->file_bytes.input)) {
     status = CopyHere(work, *request);
     work.ReleaseSlices();
     if (!status.ok()) {
@@ -196,13 +188,8 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
     work.Own();
     auto large = std::make_shared<LargeWork>(std::move(work));
     large->request = std::move(request);
-    large->decoded = true;
     try {
-      if (tree_here) {
-        CopyLarge(call, large);
-      } else {
-        workers_.Post([this, &call, large] { TakeLarge(call, large); });
-      }
+      CopyLarge(call, large);
     } catch (const std::bad_alloc&) {
       request = std::move(large->request);
       throw;
@@ -267,7 +254,6 @@ Status RequestReader::AcceptHeader(const RequestMessage& header, Request& reques
   Validated validated;
   MemoryPlan plan;
   ATTEND_RETURN_IF_ERROR(TakeFields(AttendFormat(), header, request, validated, plan));
-  WriteTreeBias(validated, plan, request);
   char* const input = static_cast<char*>(request.input.data());
   std::vector<HostSpan> tensors;
   places.present = validated.present;
@@ -333,8 +319,30 @@ Status RequestReader::FindShared(const v1::AttendRequest& message, const Validat
 }
 
 void RequestReader::Submit(Call& call, std::unique_ptr<Request> request) {
-  const uint64_t id = request->id;
   request->upload.Release();
+  if (StaysOnThread(request->tree_bytes)) {
+    WriteTreeBias(*request);
+    return Enqueue(call, std::move(request));
+  }
+  call.Ref();
+  std::shared_ptr<std::unique_ptr<Request>> large;
+  const Status posted = OrOutOfMemory([&] {
+    large = std::make_shared<std::unique_ptr<Request>>();
+    std::swap(*large, request);
+    workers_.Post([this, &call, large] {
+      WriteTreeBias(**large);
+      Enqueue(call, std::move(*large));
+      call.Unref();
+    });
+    return Status();
+  });
+  if (posted.ok()) return;
+  Finish(std::move(request == nullptr ? *large : request), posted);
+  call.Unref();
+}
+
+void RequestReader::Enqueue(Call& call, std::unique_ptr<Request> request) {
+  const uint64_t id = request->id;
   if (request->protocol != nullptr) request->protocol->EndDecoding();
   Status status = OrOutOfMemory([&] {
     call.OnQueueing(id);

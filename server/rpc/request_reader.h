@@ -68,7 +68,7 @@ class RequestReader {
   // loop.
   Status AcceptHeader(const RequestMessage& header, Request& request, TensorPlaces& places);
   // Takes a request with all its bytes to the engine, or ends it. Either way it ends by one call of
-  // its responder, `call`.
+  // its responder, `call`. A large tree is written out on a worker thread before.
   void Submit(Call& call, std::unique_ptr<Request> request);
 
  private:
@@ -80,13 +80,15 @@ class RequestReader {
   bool Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
             InMessage&& message);
   bool TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work);
-  // Continues on a worker thread: decodes the request unless it is, and writes its tree.
+  // Continues on a worker thread.
   void TakeLarge(Call& call, const std::shared_ptr<LargeWork>& large);
   // Copies the tensors of a decoded request.
   Status CopyHere(Work& work, Request& request);
   // Copies the tensors of a decoded request on the copy threads, then continues with it. Throws
   // only while `large` still owns the request.
   void CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large);
+  // Takes a request to the engine that lacks nothing.
+  void Enqueue(Call& call, std::unique_ptr<Request> request);
   Status CheckEarly(const Call& call, const Request& request);
   Status Decode(Request& request, Work& work, google::protobuf::Arena& arena);
   // Processes the small fields, however the tensor bytes arrive.

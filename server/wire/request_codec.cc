@@ -231,9 +231,13 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
     a.kv_offsets = PlaceArray<int64_t>(arrays, ArrayField::kCuKv, input, plan);
     a.alibi_slopes = PlaceArray<float>(arrays, ArrayField::kAlibiSlopes, input, plan);
     a.sinks = PlaceArray<float>(arrays, ArrayField::kSinks, input, plan);
-    (void)PlaceArray<int64_t>(arrays, ArrayField::kTreeLengths, input, plan);
+    request.tree = validated.tree;
+    request.tree_bytes = validated.tree_bytes;
+    request.tree.lengths = PlaceArray<int64_t>(arrays, ArrayField::kTreeLengths, input, plan);
     if (validated.tree.tokens > 0) {
-      arrays.ReadBytes(ArrayField::kTree, input + PlanOf(plan, ArrayField::kTree));
+      char* const bits = input + PlanOf(plan, ArrayField::kTree);
+      arrays.ReadBytes(ArrayField::kTree, bits);
+      request.tree.bits = reinterpret_cast<const uint8_t*>(bits);
     }
   }
   if (request.source.cache() != nullptr) PlaceCache(*request.source.cache(), plan, request);
@@ -262,15 +266,10 @@ void PlaceArrays(const RequestMessage& message, const Validated& validated, cons
   request.backward = {g, validated.wanted, validated.bias_shape};
 }
 
-void WriteTreeBias(const Validated& validated, const MemoryPlan& plan, Request& request) {
-  if (validated.tree_bytes == 0) return;
-  char* const input = static_cast<char*>(request.input.data());
-  TreeView tree = validated.tree;
-  tree.bits = reinterpret_cast<const uint8_t*>(input + PlanOf(plan, ArrayField::kTree));
-  if (validated.tree_has_lengths) {
-    tree.lengths = reinterpret_cast<const int64_t*>(input + PlanOf(plan, ArrayField::kTreeLengths));
-  }
-  WriteTree(tree, request.attention, reinterpret_cast<uint8_t*>(input + plan.tree_bias));
+void WriteTreeBias(Request& request) {
+  if (std::exchange(request.tree_bytes, 0) == 0) return;
+  void* const bias = const_cast<void*>(request.attention.bias.data);
+  WriteTree(request.tree, request.attention, static_cast<uint8_t*>(bias));
 }
 
 }  // namespace attend

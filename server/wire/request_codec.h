@@ -116,7 +116,8 @@ Status ReservePages(const MemoryPlan& plan, Request& request);
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
                  Request& request);
 
-// After PlaceArrays: writes the request's tree, if it has one, to its bias.
-void WriteTreeBias(const Validated& validated, const MemoryPlan& plan, Request& request);
+// After PlaceArrays, once: writes the request's tree, if it has one, to its bias. Takes time by
+// Request::tree_bytes.
+void WriteTreeBias(Request& request);
 
 }  // namespace attend

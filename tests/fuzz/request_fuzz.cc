@@ -110,7 +110,7 @@ Status Decode(std::span<const ByteSpan> slices, bool as_pieces, Server& server, 
   out.request.output = std::move(*output);
   ATTEND_RETURN_IF_ERROR(ReservePages(out.plan, out.request));
   PlaceArrays(message, out.validated, out.plan, out.request);
-  WriteTreeBias(out.validated, out.plan, out.request);
+  WriteTreeBias(out.request);
   if (!as_pieces) {
     CopyTensors(message, out.validated, out.plan, out.request);
     return Status();

@@ -48,7 +48,7 @@ class CodecTest : public ::testing::Test {
     out.request.input = Take(plan->input_bytes);
     out.request.output = Take(plan->output_bytes);
     PlaceArrays(message, out.validated, *plan, out.request);
-    WriteTreeBias(out.validated, *plan, out.request);
+    WriteTreeBias(out.request);
     if (!as_pieces) {
       CopyTensors(message, out.validated, *plan, out.request);
       return;
