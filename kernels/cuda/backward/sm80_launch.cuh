@@ -35,7 +35,7 @@ using Keys64Terms = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 64, 64, 4, 1, 64,
 using Queries128Terms = MmaTiles<MmaConfig{Leaves::kQueries, 128, 128, 4, 1, 64, 64, 2}>;
 using Keys128Terms = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 128, 128, 4, 1, 32, 32, 2}>;
 using Queries192Terms = MmaTiles<MmaConfig{Leaves::kQueries, 192, 128, 4, 1, 32, 32, 2}>;
-using Keys192Dropout = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 192, 128, 4, 1, 32, 16, 2}>;
+using Keys192Terms = MmaTiles<MmaConfig{Leaves::kKeysAndValues, 192, 128, 4, 1, 32, 16, 2}>;
 using Queries256 = MmaTiles<MmaConfig{Leaves::kQueries, 256, 256, 8, 1, 32, 32, 1},
                             MmaConfig{Leaves::kQueries, 256, 256, 4, 1, 16, 16, 2}>;
 constexpr MmaConfig kKeysAndValues256{Leaves::kKeysAndValues, 256, 256, 8, 1, 64, 32, 1, 2};
@@ -123,7 +123,7 @@ constexpr bool FitAll(MmaTiles<kFirst, kOthers...>) {
 }
 static_assert(FitAll(Queries64{}) && FitAll(Keys64{}) && FitAll(Queries128{}) &&
               FitAll(Keys128{}) && FitAll(Queries192{}) && FitAll(Keys192{}) &&
-              FitAll(Keys192Dropout{}) && FitAll(Queries64Terms{}) && FitAll(Keys64Terms{}) &&
+              FitAll(Keys192Terms{}) && FitAll(Queries64Terms{}) && FitAll(Keys64Terms{}) &&
               FitAll(Queries128Terms{}) && FitAll(Keys128Terms{}) && FitAll(Queries192Terms{}) &&
               FitAll(Queries256{}) && FitAll(Keys256{}) && FitAll(Values256{}) &&
               FitAll(Measure64{}) && FitAll(Measure128{}) && FitAll(Measure192{}) &&
@@ -159,8 +159,7 @@ cudaError_t LaunchMma(Passes passes, Sm80Task task, cudaStream_t stream) {
     launch(TilesOf<kClass, Queries128, Queries128Terms>{}, d_q);
     launch(Measure128{}, measures);
   } else if (p.dim <= 192 && p.dim_v <= 128) {
-    using Keys = std::conditional_t<kClass == Class::kDropout, Keys192Dropout, Keys192>;
-    launch(Keys{}, d_k || d_v);
+    launch(TilesOf<kClass, Keys192, Keys192Terms>{}, d_k || d_v);
     launch(TilesOf<kClass, Queries192, Queries192Terms>{}, d_q);
     launch(Measure192{}, measures);
   } else {
