@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What sharing launches brings to backward passes of small, different shapes: the time of a batch
-// in one call against that of the same items one call each. Each item is judged by the reference
-// first; a wrong result prints no time.
+// The gain of sharing launches for backward passes of small, different shapes: the time of a batch
+// in one call compared with one call per item. Each item is checked against the reference first; a
+// wrong result prints no time.
 
 #include <cuda_runtime_api.h>
 
@@ -28,14 +28,14 @@ namespace attend::bench {
 namespace {
 
 constexpr int kRounds = 25;
-constexpr int kCalls = 20;  // of a round
+constexpr int kCalls = 20;  // per round
 
 void Require(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.ToString());
 }
 void Require(cudaError_t error, const char* what) { Require(cuda::ToStatus(error, what)); }
 
-// One pass on the device, which left the right gradients.
+// A backward pass on the device, whose gradients are checked.
 struct Item {
   Item(const test::ProblemSpec& spec, uint64_t seed, const test::Way& way)
       : owned(test::MakeAttention(spec, seed)) {
@@ -83,7 +83,7 @@ void Race(const test::Way& way, int64_t dim, int count, int64_t longest) {
   std::vector<cuda::BackwardItem> list;
   const uint64_t seed = test::FreshSeed();
   for (int n = 0; n < count; ++n) {
-    // From an eighth of the longest up to it.
+    // Lengths from an eighth of the longest up to it.
     const int64_t len = std::max<int64_t>(longest * (n % 8 + 1) / 8 - n, 1);
     test::ProblemSpec spec = test::MakeSpec(1, 4, 4, len, len, dim, dim, DType::kFloat16);
     if (n % 2 == 1) spec.problem.mask.right = 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How fast cpu_flash is, or cpu_flash_amx where Select chooses it, beside PyTorch in turns where it
-// is installed, and beside the machine's own peak of fused multiply-adds, or of tile products, and,
-// where one row reads many keys, its memory's rate. Every case is checked against the reference
-// first; a wrong result prints no time.
+// The speed of cpu_flash, or of cpu_flash_amx where Select chooses it, compared with PyTorch (in
+// turns, where it is installed), with the machine's peak of fused multiply-adds or tile products,
+// and, where one row reads many keys, with its memory bandwidth. Every case is checked against the
+// reference first; a wrong result prints no time.
 
 #include <hwy/targets.h>
 #include <tbb/global_control.h>
@@ -43,8 +43,8 @@ struct Case {
   std::string name;
   test::ProblemSpec spec;
   bool backward = false;
-  bool decodes = false;  // its time is reading K and V
-  bool rival = true;     // PyTorch has the like of it
+  bool decodes = false;  // bound by reading K and V
+  bool rival = true;     // PyTorch supports the case
 };
 
 std::string ShortName(DType dtype) {
@@ -52,7 +52,7 @@ std::string ShortName(DType dtype) {
   return dtype == DType::kFloat16 ? "fp16" : "bf16";
 }
 
-// Sequences of one length, whose heads are alike.
+// Sequences of one length, with as many KV heads as query heads.
 Case Plain(int64_t b, int64_t h, int64_t length, int64_t d, DType dtype, bool causal = false,
            bool backward = false) {
   test::ProblemSpec spec = test::MakeSpec(b, h, h, length, length, d, d, dtype);
@@ -64,7 +64,7 @@ Case Plain(int64_t b, int64_t h, int64_t length, int64_t d, DType dtype, bool ca
   return {name, spec, backward};
 }
 
-// One new row of each head. K and V, 128 MiB, are in no cache.
+// One new row per head. K and V, 128 MiB, exceed the caches.
 Case Decoding(int64_t group, int64_t dim, DType dtype) {
   const int64_t keys = (int64_t{64} << 20) / (8 * dim * DTypeBytes(dtype));
   test::ProblemSpec spec = test::MakeSpec(1, 8 * group, 8, 1, keys, dim, dim, dtype);
@@ -75,7 +75,7 @@ Case Decoding(int64_t group, int64_t dim, DType dtype) {
           spec, false, true};
 }
 
-// Cases without a rival.
+// Cases that PyTorch does not support.
 void AddOwn(std::vector<Case>* cases) {
   const auto add = [cases](const char* name, const test::ProblemSpec& spec) {
     Case one{name, spec, false, false, false};
@@ -113,7 +113,7 @@ std::vector<Case> Cases() {
       for (const int64_t group : {1, 8}) cases.push_back(Decoding(group, dim, dtype));
     }
   }
-  // A step of one sequence, as a server runs it for each token.
+  // A decoding step of one sequence, as a server runs it for each token.
   test::ProblemSpec step = test::MakeSpec(1, 8, 2, 1, 128, 64, 64, DType::kBFloat16);
   step.problem.return_lse = false;
   cases.push_back({"bf16 decode H8/2 Lk128 D64", step});
@@ -124,7 +124,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// A problem with its memory, and what one run of it does.
+// A problem with its memory; runs its forward or backward pass.
 class Work {
  public:
   Work(const Case& c, const DeviceInfo& cpu, tbb::task_arena* arena)
@@ -150,7 +150,7 @@ class Work {
   double flops() const {
     return gradients_ == nullptr ? Flops(owned_.attention) : BackwardFlops(owned_.attention);
   }
-  // K and V, and what lies around them.
+  // The allocation that holds K and V.
   std::span<const std::byte> input() const {
     return {static_cast<const std::byte*>(owned_.input.data),
             static_cast<size_t>(owned_.input.bytes)};
@@ -182,8 +182,8 @@ double Elapsed(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// A turn of one of those that are compared: seconds of its runs. The first counts only if it is
-// long: then the threads of the one before, which spin for a while, are asleep for most of it.
+// A turn of one contender: the seconds of each run. The first run counts only if it is long, as the
+// previous contender's threads spin for a while at its beginning.
 std::vector<double> Turn(const std::function<double()>& run) {
   constexpr double kLong = 0.05;
   const double first = run();
@@ -196,7 +196,7 @@ std::vector<double> Turn(const std::function<double()>& run) {
   return times;
 }
 
-// Turns of all of them until `seconds` are over: by contender, the medians of its turns.
+// Turns of all contenders until `seconds` are over: the medians of the turns, by contender.
 std::vector<std::vector<double>> Race(const std::vector<std::function<double()>>& contenders,
                                       double seconds) {
   constexpr std::chrono::milliseconds kPause(10);
@@ -211,7 +211,7 @@ std::vector<std::vector<double>> Race(const std::vector<std::function<double()>>
   return medians;
 }
 
-// The median of the turns' ratios.
+// The median over the turns of the ratio of the times.
 double Ratio(const std::vector<double>& times, const std::vector<double>& of) {
   std::vector<double> ratios;
   for (size_t n = 0; n < times.size(); ++n) ratios.push_back(times[n] / of[n]);
@@ -223,7 +223,7 @@ nlohmann::json Measure(const Case& c, const DeviceInfo& cpu, tbb::task_arena* ar
   Work work(c, cpu, arena);
   const RowsReport report = work.Check();
   if (!report.ok) return {{"name", c.name}, {"ok", false}, {"detail", report.detail}};
-  // Runs of less than 20 us are timed together.
+  // Runs below 20 us are timed in groups.
   Clock::time_point begin = Clock::now();
   work.Run();
   const int group = std::max(1, static_cast<int>(20e-6 / std::max(Elapsed(begin), 1e-7)));
@@ -283,7 +283,7 @@ void PrintPython(const nlohmann::json& found) {
   std::printf("\n");
 }
 
-// This process, and those that it starts.
+// Limits this process and its children to AVX2.
 void StayWithAvx2() {
   hwy::SetSupportedTargetsForTest(HWY_AVX2 | HWY_SSE4);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
@@ -319,8 +319,8 @@ int Main(int argc, char** argv) {
   const tbb::global_control limit(tbb::global_control::max_allowed_parallelism,
                                   static_cast<size_t>(threads));
   tbb::task_arena arena(threads);
-  // The peak is taken again around every case: the highest is what the machine can do, whatever
-  // else ran on it for a while.
+  // The peak is measured again around every case, and the highest counts, so that other load on the
+  // machine does not lower it.
   double peak = MeasureFmaPeak(threads) * 1e-9;
   DeviceInfo cpu;
   cpu.not_amx = without_amx ? "switched off" : cpu_flash::WhyNoAmx();

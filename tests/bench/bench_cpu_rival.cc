@@ -64,7 +64,7 @@ std::unique_ptr<CpuRival> CpuRival::Start(const std::string& python, int threads
 }
 
 CpuRival::~CpuRival() {
-  std::fclose(input_);  // which ends it
+  std::fclose(input_);  // ends the process
   std::fclose(output_);
   while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
@@ -86,7 +86,7 @@ nlohmann::json CpuRival::Ask(const nlohmann::json& question) {
   return Answer();
 }
 
-// Null: it ended.
+// Null if the process has ended.
 nlohmann::json CpuRival::Answer() {
   std::string line;
   for (int c = std::fgetc(output_); c != EOF; c = std::fgetc(output_)) {

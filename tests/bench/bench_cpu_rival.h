@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// PyTorch on the same threads, in a process of its own (bench_cpu_rival.py), which computes when it
-// is told to: so it takes turns with what it is compared with.
+// PyTorch with the same number of threads, in a child process (bench_cpu_rival.py) that computes on
+// request, so that it can take turns with attend.
 
 #pragma once
 
@@ -24,14 +24,14 @@ class CpuRival {
   CpuRival(const CpuRival&) = delete;
   CpuRival& operator=(const CpuRival&) = delete;
 
-  // PyTorch's, and what it computes with; empty if it is not installed.
+  // PyTorch's version and instruction set; empty if it is not installed.
   const std::string& version() const { return version_; }
-  // Makes inputs for the problem, and finds which of PyTorch's ways is the fastest: its name.
+  // Makes inputs for the problem, and returns the name of PyTorch's fastest implementation.
   std::string Prepare(const Problem& problem, bool backward);
-  // Seconds of one run of that.
+  // Runs it once; returns the seconds.
   double Run();
-  // attend.attention in this Python: microseconds with arrays of NumPy's, with tensors, and
-  // PyTorch's own. 0: there is no such library.
+  // Microseconds of attend.attention in this Python with NumPy arrays and with tensors, and of
+  // PyTorch's own attention. 0 where a library is missing.
   nlohmann::json PythonCall(const Problem& problem);
 
  private:
@@ -40,8 +40,8 @@ class CpuRival {
   nlohmann::json Answer();
 
   const pid_t pid_;
-  FILE* const input_;   // of the child
-  FILE* const output_;  // of the child
+  FILE* const input_;   // the child's stdin
+  FILE* const output_;  // the child's stdout
   std::string version_;
 };
 

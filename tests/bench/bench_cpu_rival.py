@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch beside bench_cpu, which starts this and writes questions to it, one line of JSON each:
+"""PyTorch for bench_cpu, which starts this process and sends requests, one line of JSON each:
 
-    {"prepare": {...}, "backward": false}  -> {"name": "flash"}, the fastest of PyTorch's ways
+    {"prepare": {...}, "backward": false}  -> {"name": "flash"}, PyTorch's fastest implementation
     {"run": 1}                             -> {"seconds": 0.001}
     {"python": {...}}                      -> {"numpy": 40.1, ...}, attend.attention's microseconds
 
-It ends with its input. The first line that it writes says what it is.
+It ends at the end of its input. Its first line of output has its version.
 """
 
 import json
@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or attend.attention would take a GPU
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # otherwise attend.attention would use a GPU
 
 HERE = pathlib.Path(__file__).resolve()
 sys.path[:0] = [str(HERE.parents[2] / "client/python"), str(HERE.parents[2] / "kernels/python")]
@@ -27,9 +27,9 @@ except ImportError:
     torch = None
 
 
-# Ways that have all scores in memory are not tried with so many.
+# Implementations with all scores in memory are not tried above this number of scores.
 _SCORES_MAX = 1 << 28
-_LONG_S = 1  # runs that are not repeated
+_LONG_S = 1  # longer runs are not repeated
 
 
 def _tensors(shape):
@@ -50,7 +50,8 @@ def _unfused(q, k, v, hidden):
 def _ways(shape):
     """{name: attention(q, k, v)}."""
     grouped = shape["heads_q"] != shape["heads_kv"]
-    # PyTorch's causal masks end at the first key, ours at the last: one row then sees all keys.
+    # PyTorch's causal masks are aligned to the top left, ours to the bottom right, where a single
+    # row sees all keys.
     causal = shape["causal"] and shape["len_q"] > 1
 
     def through(backend):
@@ -70,7 +71,7 @@ def _ways(shape):
 
 
 class Prepared:
-    """One problem, and the fastest way to compute it."""
+    """A problem with PyTorch's fastest implementation of it."""
 
     def __init__(self, shape, backward):
         *self._leaves, self._d_o = _tensors(shape)
@@ -83,9 +84,9 @@ class Prepared:
             self._way = way
             try:
                 times[name] = self.run()
-            except RuntimeError:  # no such kernel for the problem
+            except RuntimeError:  # no kernel for the problem
                 continue
-            # The first run is slower than others.
+            # The first run is slower than later ones.
             if times[name] < min(3 * min(times.values()), _LONG_S):
                 times[name] = min(self.run() for _ in range(3))
         self.name = min(times, key=times.get)
@@ -93,7 +94,8 @@ class Prepared:
         self._group = max(1, int(1e-3 / times[self.name]))
 
     def run_group(self):
-        """Seconds of a run. Short ones are timed together: of one alone, waking up is the most."""
+        """Seconds of a run. Short runs are timed in groups, as waking the threads would be most of
+        the time of a single one."""
         return statistics.mean(self.run() for _ in range(self._group))
 
     def run(self):
@@ -119,7 +121,7 @@ def _microseconds(call):
 
 
 def python_call(shape):
-    """How long attend.attention takes in this process, all of it."""
+    """Times whole calls of attend.attention in this process."""
     found = {}
     try:
         import attend

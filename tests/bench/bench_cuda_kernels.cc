@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How fast the CUDA kernels are, without Python: each is checked against the reference on sampled
-// rows first, through the C ABI; a wrong result prints no time. For rivals and targets see
+// The speed of the CUDA kernels through the C ABI, without Python. Each is checked against the
+// reference on sampled rows first; a wrong result prints no time. For rivals and targets see
 // bench_kernels.py.
 
 #include <cuda_runtime_api.h>
@@ -26,11 +26,11 @@ namespace attend::bench {
 namespace {
 
 constexpr double kCheckWork = 3e7;         // multiply-adds of the reference, per kernel and case
-constexpr double kNaiveBytesMax = 8e9;     // of scores
-constexpr int64_t kWorkspaceZero = 16384;  // bytes at its start, see attend_c.h
+constexpr double kNaiveBytesMax = 8e9;     // bytes of scores
+constexpr int64_t kWorkspaceZero = 16384;  // zeros at its start, see attend_c.h
 constexpr int64_t kTokens = 16384;
 
-// Throws the C ABI's words.
+// Throws the C ABI's error.
 void Require(int32_t code) {
   if (code != ATTEND_OK) throw std::runtime_error(attend_last_error());
 }
@@ -39,7 +39,7 @@ void RequireCuda(cudaError_t error) {
   if (error != cudaSuccess) throw std::runtime_error(cudaGetErrorString(error));
 }
 
-// Device memory with the content of a host block, or zeros.
+// Device memory with a copy of a host block, or zeros.
 class Memory {
  public:
   Memory(const void* from, int64_t bytes) : bytes_(bytes) {
@@ -98,7 +98,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// A case with its memory on the device.
+// A case with its device memory.
 class Run {
  public:
   explicit Run(const Case& c)
@@ -167,7 +167,7 @@ double TimeMs(Run* run, int rounds, double round_ms) {
   return times[times.size() / 2];
 }
 
-// One kernel on one case. "skipped" where it does not take it.
+// One kernel on one case; "skipped" if the kernel does not support it.
 nlohmann::json Measure(Run* run, const std::string& kernel, int rounds, double round_ms) {
   nlohmann::json result = {{"kernel", kernel}};
   run->params().kernel = kernel.c_str();

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How fast cpu_flash decodes, one new token against many keys, beside the rate at which this
-// machine reads memory with the same threads, and beside the tile code, which such problems would
-// take otherwise. Every case is checked against the reference first; a wrong result prints no time.
+// The speed of cpu_flash's decoding, one new token and many keys, compared with this machine's
+// memory bandwidth with the same threads, and with the tile code, which would compute these
+// problems otherwise. Every case is checked against the reference first; a wrong result prints no
+// time.
 //
-// Nothing is timed in a warm cache: each case has several copies of its K and V, more than
-// kColdBytes together, and every run, of the kernel, of the tile code or of the read rate's
-// measurement, uses the next copy. So what one run reads was last touched that many bytes ago.
+// Nothing is timed with a warm cache: each case has several copies of its K and V, more than
+// kColdBytes together, and every run of the kernel, of the tile code or of the bandwidth
+// measurement uses the next copy.
 
 #include <tbb/global_control.h>
 #include <tbb/task_arena.h>
@@ -34,7 +35,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Far more than any last-level cache.
+// Larger than any last-level cache.
 constexpr int64_t kColdBytes = int64_t{768} << 20;
 
 struct Case {
@@ -75,14 +76,14 @@ std::vector<Case> Cases() {
   add(blhd, " BLHD");
   add(test::InPages(plain, 16), " pages of 16");
   add(test::InPages(plain, 128), " pages of 128");
-  // Where many rows begin to be better off as tiles.
+  // Numbers of rows around which tiles become faster.
   for (const int64_t rows : {2, 3, 4, 5, 6, 8}) {
     add(make(4, rows, 8192, 128, DType::kBFloat16), "");
   }
   return cases;
 }
 
-// The inputs of an attention again, elsewhere.
+// A copy of the inputs of an attention.
 class Copy {
  public:
   explicit Copy(const test::OwnedAttention& owned) : bytes_(owned.input.bytes) {
@@ -111,7 +112,7 @@ class Copy {
   Attention attention_;
 };
 
-// What the decoding path is compared with: each KV head's rows as tiles, the heads in parallel.
+// The alternative to the decoding path: each KV head's rows as tiles, the heads in parallel.
 void RunTiles(const Attention& a) {
   const cpu_flash::TileFunction run = cpu_flash::ChooseTileFunction();
   const Problem& p = a.problem;
@@ -130,7 +131,7 @@ double Seconds(const Body& body) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// The fastest one, and the one in the middle.
+// The minimum and the median.
 struct Times {
   explicit Times(std::vector<double> seconds) {
     std::sort(seconds.begin(), seconds.end());
@@ -159,7 +160,7 @@ bool Measure(const Case& c, int threads, tbb::task_arena* arena, double seconds)
   owned.ResetOutput();
   flash(owned.attention);
   if (!Right(owned.attention, c.name, "cpu_flash")) return false;
-  // An odd number, so that each copy is read by each in turn.
+  // An odd number, so that every contender reads every copy.
   std::vector<std::unique_ptr<Copy>> copies;
   while (static_cast<int64_t>(copies.size()) * owned.input.bytes < kColdBytes ||
          copies.size() < 3 || copies.size() % 2 == 0) {

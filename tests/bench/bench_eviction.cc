@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How long the table of sessions is locked when pages are evicted of a tenant whose sessions share
-// theirs: a session has its tenant's own part of the memory and all that is in common, others are
-// forks of it, and another tenant, which has its own part, asks for pages. Every answer is checked;
-// a wrong one prints no time.
+// The time for which the session table is locked to evict pages that a tenant's sessions share. A
+// session holds its tenant's own part of the memory and all common memory, further sessions are
+// forks of it, and another tenant, which has a part of its own, asks for pages. Every result is
+// checked; a wrong one prints no time.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -24,15 +24,15 @@ namespace {
 using Timer = std::chrono::steady_clock;
 
 struct Case {
-  int64_t pages;   // of each layer of the session that fills the memory
-  int64_t layers;  // of each session
+  int64_t pages;   // per layer of the session that fills the memory
+  int64_t layers;  // per session
   int64_t forks;
-  bool alike;       // each fork has all pages; or each one page less than the one before
-  int64_t evicted;  // pages that each request takes
-  int64_t own = 0;  // of each layer: each fork goes on with so many, and has a fork of its own
+  bool alike;       // each fork has all pages; otherwise each has one page less than the last
+  int64_t evicted;  // pages per request
+  int64_t own = 0;  // pages per layer that each fork, which is forked itself, appends
 };
 
-// Pages as small as they can be: how large they are does not matter.
+// The smallest pages, as their size does not matter.
 constexpr int64_t kRows = 1;
 constexpr LayerShape kShape{DType::kFloat16, 16, 16, 16};
 constexpr int kFull = 0, kNeedy = 1;
@@ -79,7 +79,7 @@ class FullTable {
     Require(UsedPages() == all_, "the memory is full");
   }
 
-  // Seconds until the needy tenant has `pages` more.
+  // Seconds until the needy tenant has `pages` more pages.
   double Take(int64_t pages) {
     const int64_t used = UsedPages();
     const double seconds = Append(kNeedy, needy_, 0, taken_, pages);
@@ -88,7 +88,7 @@ class FullTable {
     Require(UsedPages() <= used, "no page is used twice");
     return seconds;
   }
-  // Looks at every page of every session.
+  // Checks every page of every session.
   void Check() const { Require(table_->Consistent(), "the table is consistent"); }
 
  private:
@@ -100,7 +100,7 @@ class FullTable {
     return Require(table_->Create(tenant, {0, shapes, std::chrono::hours(1), pinned})).id;
   }
 
-  // Seconds that taking the pages took.
+  // Returns the seconds that reserving the pages took.
   double Append(int tenant, const std::string& id, int64_t layer, int64_t length, int64_t rows) {
     const CacheUse use{id, layer, length, ""};
     const auto hold = Require(table_->Hold(tenant, {&use, 1}, rows));
@@ -116,7 +116,7 @@ class FullTable {
   const int64_t all_;  // pages
   SteadyClock clock_;
   test::TestArena arena_;
-  std::vector<PageNumber> pages_;  // outlives the holds
+  std::vector<PageNumber> pages_;  // must outlive the holds
   int64_t ids_ = 0, taken_ = 0;
   std::unique_ptr<SessionTable> table_;
   std::string trunk_, needy_;

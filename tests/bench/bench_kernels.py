@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Races attend's CUDA kernels against PyTorch's SDPA and FlashAttention-4 on one GPU.
 
-Correctness comes first: every contender's output is poisoned, computed, and compared with float64
-under the bound that kernels/reference/check_rows.h derives; a wrong answer gets no time. Then all
-take turns on the same fresh random inputs (CUDA events, medians over interleaved rounds).
+First, every contender's output is poisoned, computed, and compared with float64 under the bound
+that kernels/reference/check_rows.h derives; a wrong answer gets no time. Then all take turns on the
+same random inputs (CUDA events, medians over interleaved rounds).
 
     tests/bench/bench_kernels.py --library dist/lib/libattend_kernels.so --out figures
     tests/bench/bench_kernels.py --suite d128 --configs all --kernel cuda_flash_sm90 --rival cudnn
 
 Writes OUT/bench_kernels.json, .md and charts, and prints the Markdown. Exit code 1: one of attend's
-kernels was wrong.
+kernels gave a wrong answer.
 """
 
 import argparse
@@ -76,14 +76,14 @@ def save(report, folder):
 
 
 def progress(cell, results):
-    """One line while it runs, so that a run cut short has said something."""
+    """Prints a line per cell, so that an interrupted run has printed results."""
     shown = [f"{name} {r['tflops']:.0f}" if "tflops" in r else
              f"{name}: {r.get('failure', 'not run')}" for name, r in results.items()]
     print(f"{cell.suite}: {cell.name}: " + ", ".join(shown), file=sys.stderr, flush=True)
 
 
 def measure(options, report, attend):
-    """Fills report["cells"]; saved after every cell."""
+    """Fills report["cells"], and saves it after every cell."""
     import bench_kernels_backward as backward
     import bench_kernels_backward_cliffs as backward_cliffs
     import bench_kernels_cliffs as cliffs
@@ -111,7 +111,7 @@ def measure(options, report, attend):
             [cell.shapes[0] for listed in suites.values() for cell in listed],
             [cell.shapes[0] for cell in backward.listed(options) if "backward" in options.suites])
     for name, listed in suites.items():
-        matmul = {}  # by dtype, and anew for every suite: clocks change
+        matmul = {}  # by dtype; measured again for every suite, as clocks change
         for cell in listed:
             if not in_time(f"{name}: {cell.name}"):
                 continue

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward pass beside PyTorch's cuDNN and FlashAttention-2, and FlashAttention-4, in turns.
-Ours always adds in one order; the rivals run as they do by default, and FlashAttention once more in
-its deterministic mode (PyTorch has none of cuDNN's). FLOPs are five products of every visible pair,
-whatever a kernel computes."""
+"""The backward pass compared with PyTorch's cuDNN and FlashAttention-2, and FlashAttention-4, in
+turns. Ours is always deterministic; the rivals run in their default mode, and FlashAttention also
+in its deterministic mode (PyTorch does not offer cuDNN's). FLOPs are counted as five products per
+visible pair, whatever a kernel computes."""
 
 import torch
 from torch.nn.attention import SDPBackend
@@ -36,13 +36,13 @@ CELLS = [cells.cell("backward", shape) for shape in SHAPES]
 
 
 def flops(shape):
-    """Of dO V^T, Q K^T, dS K, dS^T Q and P^T dO."""
+    """FLOPs of dO V^T, Q K^T, dS K, dS^T Q and P^T dO."""
     return 2.0 * (3 * shape.dim + 2 * shape.dim_v) * shape.pairs() * shape.batch * shape.heads_q
 
 
 def make_sets(cell):
-    """Fresh inputs; one set where it does not fit into a GPU's cache: graphs of several would take
-    room from one another."""
+    """Random inputs; a single set if it exceeds a GPU's cache, as graphs of several would compete
+    for memory."""
     sets = race.make_sets(cell)
     return sets[:1] if cell.shapes[0].input_bytes() > CACHE_BYTES else sets
 
@@ -66,8 +66,8 @@ def listed(options):
 
 
 def backward(attend, options, in_time):
-    """A line for each contender of each cell: {cell, contender, ms, tflops, same_bits, ...}, or
-    with `failure` in place of the times."""
+    """A line for each contender of each cell: {cell, contender, ms, tflops, same_bits, ...}, with
+    `failure` instead of the times if there is none."""
     lines = []
     for cell in listed(options):
         if not in_time(f"backward: {cell.name}"):

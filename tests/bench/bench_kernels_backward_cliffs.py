@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward pass beside the plain one, as bench_kernels_cliffs.py has it for the forward pass:
-dropout, ALiBi, softcap, masks of bool, packed in the call, biases without their gradient, and few
-keys. Windows are in bench_kernels_backward.py."""
+"""Variants of the backward pass compared with the plain one, as in bench_kernels_cliffs.py for the
+forward pass: dropout, ALiBi, softcap, bool masks that are packed in the call, biases without their
+gradient, and few keys. Windows are in bench_kernels_backward.py."""
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -19,14 +19,14 @@ KEYS = 256
 
 
 class Case(forward.Case):
-    """Its FLOPs are five products of every pair."""
+    """A case whose FLOPs are five products per pair."""
 
     def work(self):
         return 2.5 * super().work()
 
 
 def cases(dim, **sizes):
-    """Made when they are wanted, the plain ones first."""
+    """Yields the cases, the plain ones first, so that inputs are only made when needed."""
     tensors = forward.inputs(dim, **sizes)
     q = tensors[0]
     heads, length = q.shape[1:3]
@@ -44,8 +44,8 @@ def cases(dim, **sizes):
 
 
 def kept(case):
-    """{(b, h): what dropout multiplies the weights by}, from calls with equal weights and columns
-    of the unit matrix for V."""
+    """{(b, h): dropout's factors of the weights}, from calls with equal weights and columns of the
+    identity matrix as V."""
     if "dropout_p" not in case.options:
         return {place: 1.0 for place in forward.places(case)}
     q, k, v = case.tensors
@@ -71,7 +71,7 @@ def truths(case, d_o):
 
 
 class Ours(entries.Contender):
-    """attention_backward() with whatever the case asks for."""
+    """attention_backward() with the options of the case."""
     is_attend = True
 
     def __init__(self, case, d_o):
@@ -103,7 +103,7 @@ def through_cudnn(case, *tensors):
 
 
 def cliffs(options, in_time):
-    """Lines as those of bench_kernels_cliffs."""
+    """Lines as in bench_kernels_cliffs."""
     lines = []
     for dim in (64, 128):
         plain = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench_kernels.py measures: shapes, cells of the tables with their targets, suites."""
+"""The shapes, cells with targets, and suites that bench_kernels.py measures."""
 
 import dataclasses
 import random
@@ -9,7 +9,7 @@ PADDED, FLASH_WINDOW = "torch cudnn, padded", "torch flash, window"
 FA4, FA2 = "fa4", "fa2"
 DETERMINISTIC = ", deterministic"
 SM90, SM80, FP32, NAIVE = "cuda_flash_sm90", "cuda_flash_sm80", "cuda_flash_fp32", "cuda_naive"
-# Short names of whoever is not ours.
+# Short names of the rivals.
 RIVALS = ("cudnn", "flash", "efficient", "math", "fa4", "unfused")
 EACH = "auto, one call each"
 FULL_OURS, FULL_CUDNN = "auto, full mask", "torch cudnn, full mask"
@@ -19,7 +19,7 @@ TOKENS = 16384
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """One dense attention with Lq = Lk = length; left and right as in attend_params."""
+    """A dense attention with Lq = Lk = length; left and right as in attend_params."""
     batch: int
     heads_q: int
     heads_kv: int
@@ -34,7 +34,7 @@ class Shape:
         """Visible (query, key) pairs of one sequence and head."""
         n = self.length
 
-        def beyond(bound):  # keys hidden on one side, over all queries
+        def beyond(bound):  # number of keys hidden on one side, over all queries
             hidden = max(0, n - 1 - bound) if bound >= 0 else 0
             return hidden * (hidden + 1) // 2
 
@@ -60,7 +60,7 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """`ours` must reach `ratio` times the fastest of `rivals`, in TFLOP/s on visible pairs."""
+    """`ours` must reach `ratio` times the TFLOP/s of the fastest of `rivals`."""
     ours: str
     rivals: tuple
     ratio: float
@@ -68,26 +68,26 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One line of a table: shapes that run together (one but for the ragged mix)."""
+    """A line of a table: shapes that run together (a single one except in the ragged mix)."""
     suite: str
     name: str
     shapes: tuple
     targets: tuple = ()
-    ladder: bool = False  # also with the rungs and rivals that take long
+    ladder: bool = False  # includes slow rungs and rivals
 
     def flops(self):
         return sum(shape.flops() for shape in self.shapes)
 
 
 def is_raced(name, wanted):
-    """Whether a rival of this name is among those wanted by short names: of RIVALS, or none for
+    """Whether a rival is selected by the short names of RIVALS in `wanted`, where none selects
     all."""
     short = name.split(",")[0].removeprefix("torch ")
     return not wanted or {FA2: "flash"}.get(short, short) in wanted
 
 
 def is_listed(name, wanted):
-    """Whether a cell's name contains one of the texts between the bars of --filter."""
+    """Whether a cell's name contains one of the alternatives of --filter, separated by bars."""
     return any(text in name for text in wanted.split("|"))
 
 
@@ -122,8 +122,8 @@ def windows():
 
 
 def ragged(seed):
-    """64 requests whose lengths are the quantiles of a log-uniform distribution, so that runs with
-    different seeds do the same work in another order."""
+    """64 requests whose lengths are the quantiles of a log-uniform distribution, so that seeds
+    change only the order of the work."""
     lengths = [round(64 * 128 ** ((n + 0.5) / 64)) for n in range(64)]
     shapes = [Shape(1, 16, 16, length, 128, 128, right=-(n % 2))
               for n, length in enumerate(lengths)]
@@ -133,7 +133,7 @@ def ragged(seed):
 
 
 def exact(suite):
-    """float32, where the rungs on CUDA cores live."""
+    """float32, which runs on CUDA cores."""
     listed = [Shape(TOKENS // length, 16, 16, length, dim, dim, "float32")
               for length in (2048, 16384) for dim in (64, 128)]
     listed += [Shape(8, 16, 16, 2048, 128, 128, "float32", right=0)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Line charts as SVG with nothing but the standard library."""
+"""Line charts as SVG, with the standard library only."""
 
 import dataclasses
 import html
@@ -10,15 +10,16 @@ WIDTH, HEIGHT = 760, 420
 PANEL_WIDTH, PANEL_HEIGHT = 450, 300
 HEAD = 86  # above a figure's panels: title, subtitle, legend
 COLOURS = ("#1b6ca8", "#d1495b", "#3a7d44", "#8f5fa8", "#c98a1b", "#4a4a4a", "#2aa198", "#a05a2c")
-DASHES = ("", "7 4", "2 3")  # so that lines one over the other can be told apart
+DASHES = ("", "7 4", "2 3")  # distinguish lines that overlap
 LABEL_APART = 30
-ABSENT_SHARE = 0.16  # of a logarithmic axis, for the marks at its top
+ABSENT_SHARE = 0.16  # share of a logarithmic axis for the marks at its top
 
 
 @dataclasses.dataclass
 class Chart:
-    """`series` maps a name to [(x, y)], x positive. x is on a base-2 logarithmic axis; y begins at
-    0, or is logarithmic too. `absent` maps a name to the x where it has no y, marked at the top."""
+    """`series` maps a name to [(x, y)] with positive x. The x axis is logarithmic to base 2; the y
+    axis starts at 0 or is logarithmic too. `absent` maps a name to the xs without a y, which are
+    marked at the top."""
     title: str
     x_label: str
     y_label: str
@@ -29,7 +30,7 @@ class Chart:
 
 @dataclasses.dataclass
 class Figure:
-    """Charts side by side, in `columns`, with one legend. `absent`: what their marks mean."""
+    """Charts side by side, in `columns`, with one legend. `absent`: the meaning of their marks."""
     title: str
     subtitle: str
     panels: list
@@ -66,7 +67,7 @@ def _ticks(low, high, log_y):
 
 
 class _Axes:
-    """Places in a box (left, top, right, bottom) of a chart's numbers."""
+    """Maps a chart's numbers to positions in a box (left, top, right, bottom)."""
 
     def __init__(self, chart, box):
         points = [point for line in chart.series.values() for point in line]
@@ -90,7 +91,7 @@ class _Axes:
         return self.box[3] - (value - low) / (high - low) * (self.box[3] - self.box[1])
 
     def labelled(self):
-        """The xs that have room for a label, the last ones first."""
+        """The xs with room for a label, from the last one down."""
         found = []
         for x in reversed(self.xs):
             if not found or self.x(found[-1]) - self.x(x) >= LABEL_APART:
@@ -117,7 +118,7 @@ def _line(path, style):
 
 
 def _panel(chart, box, styles):
-    """A chart without its legend, in a box for the axes."""
+    """A chart without its legend, with its axes in `box`."""
     axes, (left, top, right, bottom) = _Axes(chart, box), box
     parts = [_text((left + right) / 2, top - 14, chart.title, extra=' font-size="14"')]
     for tick in _ticks(axes.low, axes.high, chart.log_y):
@@ -150,7 +151,7 @@ def _key(x, y, name, style):
 
 
 def svg(chart):
-    """The chart as SVG's text."""
+    """The chart as SVG text."""
     if isinstance(chart, Figure):
         return _figure_svg(chart)
     styles = {name: (colour, "") for name, (colour, _) in Figure("", "", [chart]).styles().items()}
@@ -180,7 +181,7 @@ def _figure_svg(figure):
 
 
 def write(charts, folder):
-    """Writes {file name without ending: Chart or Figure} as SVG. Returns the paths."""
+    """Writes {file name without suffix: Chart or Figure} as SVG. Returns the paths."""
     folder, written = pathlib.Path(folder), []
     for name, chart in charts.items():
         path = folder / f"{name}.svg"

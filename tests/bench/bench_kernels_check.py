@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges outputs on the GPU: sampled rows against float64 under the bound that
-kernels/reference/check_rows.h derives, and every element for being finite and within the range of
+"""Judges outputs on the GPU: sampled rows are compared with float64 under the bound that
+kernels/reference/check_rows.h derives, and every element must be finite and within the range of
 V."""
 
 import math
@@ -9,17 +9,17 @@ import torch
 
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 WEIGHT_ROUNDINGS = 8  # as in kernels/reference/check_rows.cc
-# What the plain implementation's ratio is taken for even where it was luckier, as in check_rows.cc:
-# weights rounded to 16 bits, as every Tensor Core kernel's are, may cost one unit (twice this
-# ratio); where few keys are visible the plain implementation can be far from that by chance.
+# The least ratio assumed for the plain implementation, as in check_rows.cc: weights rounded to 16
+# bits, as in every Tensor Core kernel, may cost one unit (twice this ratio), but with few visible
+# keys the plain implementation may have a smaller error by chance.
 LEAST_RATIO = {"float16": 0.5, "bfloat16": 0.5, "float32": 0.0}
 VANISHING_WEIGHT = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126}
 SEQUENCES_MAX = 4
-RANGE_SLACK = 1.02  # rounded weights need not add up to 1
+RANGE_SLACK = 1.02  # the sum of rounded weights may differ from 1
 
 
 class Part:
-    """The sampled rows of one sequence: reference [Hkv, G * R, Dv] and what rounding may cost."""
+    """Sampled rows of one sequence: the reference [Hkv, G * R, Dv] and the bounds of rounding."""
 
     def __init__(self, shape, tensors, index, b, row_count):
         q, k, v = (x[b] for x in tensors)
@@ -62,7 +62,7 @@ class Part:
         return (weights @ v.float()).to(q.dtype).double()
 
     def judge(self, outputs):
-        """(plain error that the rows would need, largest error, sum of errors)."""
+        """(ratio of the plain error that the rows would need, largest error, sum of errors)."""
         got = outputs[self.index][self.b][:, self.rows].double().reshape(self.reference.shape)
         error = (got - self.reference).abs()
         needed = ((error - self.floor).clamp(min=0) / (2 * self.rounding)).max()
@@ -70,7 +70,7 @@ class Part:
 
 
 class Reference:
-    """The truth about one input set: problems are (shape, (q, k, v)) in the order of outputs."""
+    """The truth of one input set: problems are (shape, (q, k, v)) in the order of the outputs."""
 
     def __init__(self, problems, row_count=16):
         self.problems, self.parts = problems, []
@@ -85,16 +85,16 @@ class Reference:
 
     @staticmethod
     def _in_range(shape, v, output):
-        """Whether every element lies between the smallest and largest of its column of V, joined
-        with 0: no weighted mean can leave that. False for NaN and Inf too."""
+        """Whether every element is between the smallest and the largest of 0 and its column of V,
+        as every weighted mean is. False for NaN and Inf."""
         group = shape.heads_q // shape.heads_kv
         low = v.amin(2).float().clamp(max=0).repeat_interleave(group, dim=1) * RANGE_SLACK
         high = v.amax(2).float().clamp(min=0).repeat_interleave(group, dim=1) * RANGE_SLACK
         return (output.amin(2) >= low).all() & (output.amax(2) <= high).all()
 
     def judge(self, outputs):
-        """(error / bound, largest error, mean error): above 1 is wrong, inf where an element cannot
-        be a weighted mean."""
+        """(error / bound, largest error, mean error). Above 1 the answer is wrong; inf if an
+        element cannot be a weighted mean."""
         inside = [self._in_range(shape, tensors[2], output)
                   for (shape, tensors), output in zip(self.problems, outputs)]
         if not torch.stack(inside).all():

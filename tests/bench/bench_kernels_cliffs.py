@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies beside the plain forward pass: masks of bool, biases, ALiBi, softcap, O in float32,
-memory off alignment, head dims between the tiles, a part of the keys, and prompts over pages. Each
-is a call of attend_kernels with all that it needs, packing of masks among it, and its time is shown
-as a multiple of the plain call's of the same shape. PyTorch's cuDNN takes the same mask or bias,
-FlashAttention-4 softcap and pages. Masks of bool are raced as bits that are ready, too, through the
-C ABI: by the kernel that is taken for them and by cuda_flash_sm80."""
+"""Variants of the forward pass: bool masks, biases, ALiBi, softcap, O in float32, unaligned memory,
+head dims between the tiles', a part of the keys, and prompts in pages. Each is timed as a whole
+call of attend_kernels, including the packing of masks, and shown as a multiple of the plain call of
+the same shape. PyTorch's cuDNN gets the same mask or bias, FlashAttention-4 softcap and pages. Bool
+masks are also timed as packed bits through the C ABI, with the kernel that is selected for them and
+with cuda_flash_sm80."""
 
 import ctypes
 import dataclasses
@@ -26,7 +26,7 @@ from attend_kernels import _library, _tensors
 OURS, CUDNN, PLAIN = "attend", "cudnn", "plain"
 BATCH, HEADS, LENGTH = 4, 16, 4096
 LONG = {"batch": 1, "length": 16384}
-# D with D rounded up to a multiple of 8.
+# Head dims, and the same rounded up to a multiple of 8.
 ODD = {60: 64, 100: 104, 127: 128}
 PADDING, BLOCK, SEEN_BLOCKS, DOCUMENTS = 300, 128, 0.1, 8
 SOFTCAP = 30.0
@@ -34,7 +34,7 @@ SOFTCAP = 30.0
 
 @dataclasses.dataclass
 class Case:
-    """One line: inputs, what attention() is given besides, and what that means in float64."""
+    """A line of the table: inputs, further arguments of attention(), and the same for float64."""
     name: str
     tensors: tuple
     options: dict = dataclasses.field(default_factory=dict)
@@ -49,14 +49,14 @@ class Case:
 
 
 def inputs(dim, device="cuda:0", batch=BATCH, heads=HEADS, length=LENGTH, shift=0):
-    """Q, K and V; `shift`: elements that they begin off alignment."""
+    """Q, K and V; `shift`: their offset from alignment in elements."""
     rows = [torch.randn(batch, heads, length, dim + 8, device=device, dtype=torch.bfloat16)
             for _ in range(3)]
     return tuple(x[..., shift:shift + dim] if shift else x[..., :dim].contiguous() for x in rows)
 
 
 def masks(q):
-    """{name: bool, True where a key is seen}."""
+    """{name: bool tensor, True where a key is visible}."""
     batch, heads, length = q.shape[:3]
     blocks = -(-length // BLOCK)
     some = torch.rand(1, heads, blocks, blocks, device=q.device) < SEEN_BLOCKS
@@ -110,7 +110,7 @@ def in_pages(name, tensors, rows):
 
 
 def repacked(dim, **sizes):
-    """Inputs that are copied to 16-byte boundaries first."""
+    """Inputs that attention() copies to 16-byte boundaries."""
     yield Case("q, k and v two bytes off", inputs(dim, shift=1, **sizes))
     yield Case("q, k and v eight bytes off", inputs(dim, shift=4, **sizes))
     for odd in (odd for odd, rounded in ODD.items() if rounded == dim):
@@ -119,8 +119,8 @@ def repacked(dim, **sizes):
 
 
 def cases(dim, **sizes):
-    """Made when they are wanted; the first is what the others are measured by, and the second what
-    those with a causal mask are."""
+    """Yields the cases, so that inputs are only made when needed. Times are relative to the first
+    case, those with a causal mask to the second."""
     tensors = inputs(dim, **sizes)
     yield Case(PLAIN, tensors)
     yield Case(f"{PLAIN}, causal", tensors, {"causal": True}, causal=True)
@@ -156,7 +156,7 @@ def heads_of(case, b, h):
 
 
 def truth(case, b, h, head, kept=1.0):
-    """O of one head from its Q, K and V in float64. `kept`: what its weights are multiplied by."""
+    """O of one head from its Q, K and V in float64. `kept`: dropout's factors of the weights."""
     q, k, v = head
     scores = q @ k.T / math.sqrt(q.shape[1])
     if "softcap" in case.options:
@@ -181,12 +181,12 @@ def truth(case, b, h, head, kept=1.0):
 
 
 def places(case):
-    """(b, h) that are judged: the first head and the last."""
+    """The (b, h) that are judged: the first and the last head."""
     return (0, 0), (case.tensors[0].shape[0] - 1, case.tensors[0].shape[1] - 1)
 
 
 def judge_of(case, truths, names=("O",)):
-    """See compete: outputs of these names by {(b, h): what is right}, under the bound of
+    """A judge for compete(): compares the named outputs with {(b, h): truths}, under the bound of
     bench_kernels_truth."""
     q = case.tensors[0]
     bound = UNITS * (UNIT[q.dtype] + UNIT[torch.float32] * (4 + math.sqrt(q.shape[2]) / 2))
@@ -194,10 +194,10 @@ def judge_of(case, truths, names=("O",)):
     def judge(outputs):
         found, fault = {}, None
         for n, (name, output) in enumerate(zip(names, outputs)):
-            # Of a head whose mask hides all, whatever is not 0 is wrong.
+            # If the mask hides all keys of a head, anything but 0 is wrong.
             norms = [(output[place].double() - right[n]).norm() / right[n].norm().clamp(min=1e-30)
                      for place, right in truths.items()]
-            found[name] = norm = torch.stack(norms).max().item()  # NaN, if there is one
+            found[name] = norm = torch.stack(norms).max().item()  # NaN if any is
             if not norm <= bound:
                 fault = fault or f"{name} is off by {norm:.1e}, bound {bound:.1e}"
         return found, fault
@@ -206,7 +206,7 @@ def judge_of(case, truths, names=("O",)):
 
 
 class Ours(entries.Contender):
-    """attention() with whatever the case asks for."""
+    """attention() with the options of the case."""
     is_attend = True
 
     def __init__(self, case):
@@ -227,7 +227,7 @@ class Ours(entries.Contender):
 
 
 class Bits(entries.Contender):
-    """A kernel, given the mask as bits: one call of the C ABI, without what attention() does."""
+    """A kernel with the mask as bits: a call of the C ABI, without attention()'s overhead."""
     is_attend = True
 
     def __init__(self, case, kernel, name):
@@ -273,7 +273,7 @@ class Bits(entries.Contender):
 
 
 def sdpa_mask(case):
-    """The mask or bias of a case as SDPA takes it: expanded, which costs it nothing; or None."""
+    """The mask or bias of a case for SDPA, expanded, which is free; None if SDPA cannot run it."""
     if set(case.options) - {"bias", "causal"} or {"bias", "causal"} <= set(case.options):
         raise entries.CannotRun("SDPA has no such thing")
     q, k, _ = case.tensors
@@ -299,14 +299,14 @@ class Cudnn(entries.Contender):
 
 
 def fa4_options(case):
-    """The arguments for a case beside its tensors, or CannotRun."""
+    """Further arguments for a case; raises CannotRun if FA4 does not support it."""
     if set(case.options) - {"causal", "softcap"}:
         raise entries.CannotRun("FA4 has no such thing, or not without a program")
     return {"causal": case.causal, "softcap": case.options.get("softcap", 0.0)}
 
 
 class Fa4(entries.Contender):
-    """Takes the tensors as they lie; copies that FA4 makes of them are timed."""
+    """FA4 with the tensors as they are; copies that it makes are part of the time."""
 
     def __init__(self, case):
         super().__init__(cells.FA4)
@@ -330,8 +330,8 @@ class Fa4(entries.Contender):
 
 
 def lines_of(name, case, contenders, judge, kernel, plain, options):
-    """One for each contender that is wanted. `plain`: times of the plain case by whether it is
-    causal, which it adds to."""
+    """A line for each selected contender. `plain`: times of the plain cases by whether they are
+    causal; adds to it."""
     lines, sets = [], [[(case, case.tensors)]]
     results = compete(entries.wanted(contenders, options), sets, judge, options)
     if case.name.startswith(PLAIN):
@@ -347,7 +347,7 @@ def lines_of(name, case, contenders, judge, kernel, plain, options):
 
 
 def wanted_cases(every, dim, options, in_time):
-    """(name, case) of the cases that are raced, all plain ones among them."""
+    """(name, case) of the selected cases and of all plain ones."""
     for case in every:
         batch, heads, length, _ = case.tensors[0].shape
         name = f"B{batch} H{heads} L{length} D{dim} bfloat16 {case.name}"
@@ -358,7 +358,7 @@ def wanted_cases(every, dim, options, in_time):
 
 def cliffs(options, in_time):
     """A line for each contender of each case: {cell, contender, kernel, ms, tflops, of_plain, ...},
-    or with `failure` in place of the times."""
+    with `failure` instead of the times if there is none."""
     lines = []
     every = [(dim, {}) for dim in (64, 128, 72, 80, 104, 112, 192, 256)]
     for dim, sizes in every + [(dim, LONG) for dim in (64, 104, 128)]:

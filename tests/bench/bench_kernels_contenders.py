@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who races in bench_kernels.py: attend's kernels through the C ABI, PyTorch's SDPA backends, an
-unfused baseline. A contender fills outputs from input sets; a set is a list of (shape, (q, k, v)),
-one per attention, BHLD on the GPU; outputs are one tensor per attention."""
+"""The contenders of bench_kernels.py: attend's kernels through the C ABI, PyTorch's SDPA backends,
+an unfused baseline. A contender computes outputs from input sets; a set is a list of (shape, (q, k,
+v)), one per attention, in BHLD on the GPU; outputs are one tensor per attention."""
 
 import contextlib
 import ctypes
@@ -24,11 +24,11 @@ BACKENDS = {cells.CUDNN: SDPBackend.CUDNN_ATTENTION, cells.FLASH: SDPBackend.FLA
 
 
 class CannotRun(Exception):
-    """This contender does not take this cell; says why."""
+    """A contender does not support a cell; the message says why."""
 
 
 class Contender:
-    """`is_attend`: a wrong answer of it fails the run. `mask` changes the cell's mask."""
+    """`is_attend`: a wrong answer fails the run. `mask` replaces the cell's mask."""
     is_attend = False
     note = ""
 
@@ -39,18 +39,18 @@ class Contender:
         return [(self.mask(shape), tensors) for shape, tensors in problem_set]
 
     def prepare(self, sets):
-        """Everything that is not to be timed. Raises CannotRun."""
+        """Does everything that is not timed. Raises CannotRun."""
         self.sets = [self.problems(one) for one in sets]
 
     def context(self):
-        """Entered around calls that are timed together."""
+        """A context for calls that are timed together."""
         return contextlib.nullcontext()
 
     def poison(self, n):
-        """Fills the outputs of set n with NaN, where they are this contender's own."""
+        """Fills the outputs of set n with NaN, if the contender owns them."""
 
     def beside_bytes(self):
-        """Memory beside inputs and outputs, or None if it is to be measured."""
+        """Bytes of memory beside inputs and outputs, None if they have to be measured."""
         return None
 
     def release(self):
@@ -58,13 +58,13 @@ class Contender:
 
 
 def wanted(contenders, options):
-    """Ours, and the rivals that are asked for."""
+    """Our contenders and the selected rivals."""
     return [c for c in contenders if c.is_attend or
             not options.no_rivals and cells.is_raced(c.name, options.rival)]
 
 
 def inputs(shape):
-    """Fresh random Q, K and V."""
+    """Random Q, K and V."""
     sizes = ((shape.heads_q, shape.dim), (shape.heads_kv, shape.dim),
              (shape.heads_kv, shape.dim_v))
     return tuple(torch.randn(shape.batch, heads, shape.length, dim, device="cuda:0",
@@ -72,7 +72,7 @@ def inputs(shape):
 
 
 class Attend:
-    """libattend_kernels.so and its questions."""
+    """libattend_kernels.so and its queries."""
 
     def __init__(self, path):
         self.lib = _library.load(path)
@@ -83,7 +83,7 @@ class Attend:
             raise CannotRun(f"{_library.CODES.get(code, code)}: {text}")
 
     def params(self, shape, tensors, output, kernel, config=-1):
-        """attend_params of one attention; `tensors` and `output` may be None for questions."""
+        """attend_params of one attention; `tensors` and `output` may be None for queries."""
         p = _library.Params(
             struct_bytes=ctypes.sizeof(_library.Params), device=0, batch=shape.batch,
             dtype=_library.DTYPES[shape.dtype], heads_q=shape.heads_q, heads_kv=shape.heads_kv,
@@ -120,7 +120,7 @@ class Attend:
 
 
 class AttendContender(Contender):
-    """One batch call of the C ABI per run; arguments and outputs are made beforehand."""
+    """One batched call of the C ABI per run; arguments and outputs are made in advance."""
     is_attend = True
 
     def __init__(self, attend, kernel, config=-1, name=None, mask=None):
@@ -205,7 +205,7 @@ class TorchContender(Contender):
 
 
 class FlashWindow(Contender):
-    """PyTorch's FlashAttention-2 below SDPA, which takes a window."""
+    """PyTorch's FlashAttention-2 called without SDPA, as it supports windows."""
 
     def prepare(self, sets):
         super().prepare(sets)
@@ -226,8 +226,9 @@ class FlashWindow(Contender):
 
 
 class PaddedCudnn(Contender):
-    """The ragged mix as cuDNN takes it through SDPA: causal and full requests apart, each half
-    padded to its longest. Causal needs no padding mask, as padding lies after the last row."""
+    """The ragged mix for cuDNN through SDPA: causal and full requests in separate calls, each
+    padded to its longest. The causal half needs no padding mask, as padding follows the last
+    row."""
     MASKS = ("an expanded padding mask", "a padding mask of [B, 1, L, L]",
              "no padding mask: its unmasked half is wrong, and timed in its favour")
 
@@ -292,7 +293,7 @@ class PaddedCudnn(Contender):
 
 
 def hidden_by(shape, device):
-    """What the mask hides, [L, L]; None for nothing."""
+    """A bool mask of the hidden pairs, [L, L]; None if there are none."""
     if shape.heads_q != shape.heads_kv or shape.left >= 0 or shape.right > 0:
         raise CannotRun("the baseline has one mask and no groups")
     if shape.right < 0:
@@ -301,7 +302,7 @@ def hidden_by(shape, device):
 
 
 def unfused(q, k, v, hidden):
-    """Standard attention, its scores in memory in the inputs' dtype."""
+    """Standard attention with its scores in memory, in the inputs' dtype."""
     scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.mT
     if hidden is not None:
         scores.masked_fill_(hidden, -math.inf)
@@ -309,7 +310,7 @@ def unfused(q, k, v, hidden):
 
 
 class Unfused(Contender):
-    """matmul, mask, softmax, matmul. The mask is made once."""
+    """matmul, mask, softmax, matmul. The mask is made in advance."""
 
     def prepare(self, sets):
         super().prepare(sets)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding: few query rows against long K and V, dense and in pages, beside PyTorch's cuDNN and
-what the device reads at most. Calls are captured in a graph, over so many sets of inputs that none
-is in the cache when its turn comes again."""
+"""Decoding: few query rows and long K and V, dense and in pages, compared with PyTorch's cuDNN and
+the device's memory bandwidth. Calls are captured in a graph over enough sets of inputs that none is
+still in the cache when it is used again."""
 
 import ctypes
 import dataclasses
@@ -17,12 +17,12 @@ import bench_kernels_contenders as entries
 CACHE_BYTES = 160 << 20  # an H200's L2 has 50 MB
 CALLS_LEAST, ROUNDS = 8, 15
 SETS_MAX = 24
-ERROR_MAX = 8e-3  # of weights that are rounded to bfloat16, over the largest output
+ERROR_MAX = 8e-3  # for weights rounded to bfloat16, relative to the largest output
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """`lengths`: of the sequences' keys. `rows`: of queries."""
+    """`lengths`: numbers of keys by sequence. `rows`: number of query rows."""
     name: str
     lengths: tuple
     rows: int = 1
@@ -45,7 +45,7 @@ CELLS = [
 
 
 class Inputs:
-    """One set: Q, and K and V dense (all sequences equally long) or in pages of `page_rows`."""
+    """A set: Q, and K and V, either dense (equal lengths) or in pages of `page_rows`."""
 
     def __init__(self, cell, page_rows):
         def random(*sizes):
@@ -70,7 +70,7 @@ class Inputs:
             self.kv_lengths = torch.tensor(cell.lengths, dtype=torch.int64, device="cuda:0")
 
     def keys(self, tensor, b, head, length):
-        """Sequence b's rows of K or V."""
+        """The rows of K or V of sequence b."""
         if self.table is None:
             return tensor[b, head, :length]
         rows = tensor.shape[2]
@@ -79,7 +79,7 @@ class Inputs:
 
 
 def fault(cell, inputs, output):
-    """What is wrong with the output, or None: a few heads against fp32."""
+    """Compares a few heads with fp32; returns the fault or None."""
     if not output.isfinite().all():
         return "not finite"
     group = cell.heads_q // cell.heads_kv
@@ -136,11 +136,11 @@ class Ours:
 
 
 class Cudnn:
-    """PyTorch's SDPA, cuDNN alone allowed."""
+    """PyTorch's SDPA with cuDNN as the only backend."""
     name, page_rows = "cudnn", 0
 
     def prepare(self, sets):
-        """Nothing is needed beforehand."""
+        """Nothing to prepare."""
 
     def run(self, _, inputs):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -148,7 +148,7 @@ class Cudnn:
 
 
 def graph_us(contender, sets):
-    """Microseconds of a call: a graph's over its calls, the median of some rounds."""
+    """Microseconds per call: the median time of a graph, divided by its number of calls."""
     calls = max(CALLS_LEAST, len(sets))
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
@@ -170,7 +170,7 @@ def graph_us(contender, sets):
 
 
 def read_tbs():
-    """What the device reads, by a sum over 4 GiB."""
+    """Memory bandwidth of the device in TB/s, measured by a sum over 4 GiB."""
     x = torch.ones(1 << 30, device="cuda:0")
     times = []
     for _ in range(8):
@@ -185,7 +185,7 @@ def read_tbs():
 
 def race(cell, attend, page_rows, contenders):
     """Lines of one layout."""
-    # The tensors of a long cell are themselves more than the cache holds.
+    # The tensors of a long cell alone exceed the cache.
     count = min(SETS_MAX, max(1, -(-CACHE_BYTES // cell.bytes())))
     sets = [Inputs(cell, page_rows) for _ in range(count)]
     lines = []
@@ -207,7 +207,7 @@ def race(cell, attend, page_rows, contenders):
 
 
 def decode(attend):
-    """[{cell, contender, us, tbs}], or with `failure` in place of the times."""
+    """[{cell, contender, us, tbs}], with `failure` instead of the times if there is none."""
     lines = [{"cell": "read", "contender": "torch.sum", "us": 0.0, "tbs": read_tbs()}]
     for cell in CELLS:
         if len(set(cell.lengths)) == 1:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention-4 (package flash-attn-4, in the CuTe DSL) as a rival, where `flash_attn.cute` can
-be imported. It launches on PyTorch's current stream. A kernel's first call compiles it, for many
-seconds: prepare() makes that call. With FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 several processes
-compile beforehand."""
+"""FlashAttention-4 (package flash-attn-4, in the CuTe DSL) as a rival, if `flash_attn.cute` can be
+imported. It launches on PyTorch's current stream. The first call of a kernel compiles it, which
+takes many seconds and is part of prepare(). With FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 several
+processes compile in advance."""
 
 import concurrent.futures
 import contextlib
@@ -34,33 +34,33 @@ def _version(package):
 
 @functools.cache
 def module():
-    """(flash_attn.cute or None, its versions or why there is none)."""
+    """(flash_attn.cute or None, its versions or why it cannot be imported)."""
     try:
         found = importlib.import_module("flash_attn.cute")
-    except Exception as failure:  # of whatever kind its compiler's libraries raise
+    except Exception as failure:  # its compiler's libraries raise exceptions of many types
         return None, f"no FlashAttention-4 ({reason(failure)})"
     return found, ", ".join(map(_version, ("flash-attn-4", "nvidia-cutlass-dsl")))
 
 
 @contextlib.contextmanager
 def first_call():
-    """Around a call that compiles: whatever fails in it, FA4 does not take the cell."""
+    """A context for calls that compile: turns every failure into CannotRun."""
     try:
         yield
         torch.cuda.synchronize()
     except (entries.CannotRun, torch.OutOfMemoryError):
         raise
-    except Exception as failure:  # asserts, and what the compiler raises
+    except Exception as failure:  # assertions, and exceptions of the compiler
         raise entries.CannotRun(f"FA4: {reason(failure)}") from failure
 
 
 def by_rows(x):
-    """x, BHLD, in FA4's own order in memory, BLHD."""
+    """x in BHLD, as a view of memory in FA4's layout, BLHD."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def attention(q, k, v, **options):
-    """O, all BHLD, whatever their order in memory is."""
+    """O. All tensors are in BHLD with any strides."""
     o, *_ = module()[0].flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), **options)
     return o.transpose(1, 2)
 
@@ -71,7 +71,7 @@ def options_of(shape):
 
 
 class Fa4(entries.Contender):
-    """One call per attention, of tensors in its own order."""
+    """One call per attention, with tensors in FA4's layout."""
 
     def __init__(self):
         super().__init__(cells.FA4)
@@ -87,7 +87,7 @@ class Fa4(entries.Contender):
 
 
 class Fa4Packed(entries.Contender):
-    """The ragged mix: causal and full requests apart, each half packed beforehand, in one call."""
+    """The ragged mix: causal and full requests in a call each, packed in advance."""
 
     def __init__(self):
         super().__init__(cells.FA4)
@@ -123,7 +123,7 @@ class Fa4Packed(entries.Contender):
 
 
 class Fa4Gradients(gradients.TorchGradients):
-    """Autograd below one call. `options` says what that is given for a set's shape."""
+    """Autograd of one call. `options` maps a set's shape to FA4's arguments."""
 
     def __init__(self, options, d_os, deterministic=False):
         def through(shape, *tensors):
@@ -139,20 +139,20 @@ class Fa4Gradients(gradients.TorchGradients):
 
 
 def forward(cell):
-    """The contenders of a cell's forward pass, none if FA4 is absent."""
+    """The contenders of a cell's forward pass, none if FA4 is not installed."""
     if module()[0] is None or cell.shapes[0].dtype == "float32":
         return []
     return [Fa4Packed() if len(cell.shapes) > 1 else Fa4()]
 
 
 def backward(options, d_os):
-    """The contenders of a backward pass, in either mode."""
+    """The contenders of a backward pass, in both modes."""
     return [] if module()[0] is None else [Fa4Gradients(options, d_os, deterministic)
                                            for deterministic in (False, True)]
 
 
 def _compile(task):
-    """In another process. What fails here fails in the race again, which says so."""
+    """Runs in another process. Failures are ignored, as they recur and are reported later."""
     shape, with_gradients = task
     with contextlib.suppress(Exception):
         sets = [[(shape, entries.inputs(shape))]]
@@ -161,8 +161,8 @@ def _compile(task):
 
 
 def compile_first(shapes, backward_shapes):
-    """Compiles what they need into FA4's cache on the disk. Lengths and heads do not matter to it,
-    only how many heads share one."""
+    """Compiles the kernels of these shapes into FA4's cache on disk. They depend on the group size,
+    not on lengths and numbers of heads."""
     tasks = {(dataclasses.replace(shape, batch=1, length=COMPILED_LENGTH,
                                   heads_q=COMPILED_HEADS * shape.heads_q // shape.heads_kv,
                                   heads_kv=COMPILED_HEADS,
@@ -172,7 +172,7 @@ def compile_first(shapes, backward_shapes):
              for shape in some if shape.dtype != "float32"}
     if not tasks or os.environ.get(CACHE) != "1" or module()[0] is None:
         return
-    # A compiler that ends its process leaves its kernel to the race.
+    # If a compiler ends its process, its kernel is compiled later by prepare().
     with contextlib.suppress(concurrent.futures.BrokenExecutor), \
             concurrent.futures.ProcessPoolExecutor(
                 min(len(tasks), len(os.sched_getaffinity(0)), PROCESSES_MAX),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who races in the backward pass: attend through the C ABI, and whatever has autograd. Inputs are
-sets as in bench_kernels_contenders, one attention in each; `d_os` are the gradients by O."""
+"""Contenders of the backward pass: attend through the C ABI, and functions with autograd. Inputs
+are sets as in bench_kernels_contenders with one attention each; `d_os` are the gradients of O."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ from attend_kernels import _library
 
 
 def workspace(byte_count):
-    """(tensor, an address of 256 bytes' alignment in it, bytes from there on)."""
+    """(tensor, an address in it that is aligned to 256 bytes, bytes from there on)."""
     tensor = torch.zeros(byte_count + 256, dtype=torch.uint8, device="cuda:0")
     return tensor, (tensor.data_ptr() + 255) // 256 * 256, byte_count
 
@@ -27,7 +27,7 @@ def by_o(sets):
 
 
 class AttendGradients(entries.Contender):
-    """One call of the C ABI per run. O and LSE come from attend's own forward pass."""
+    """One call of the C ABI per run. O and LSE are those of attend's forward pass."""
     is_attend = True
 
     def __init__(self, attend, d_os, kernel="auto", name="attend"):
@@ -52,7 +52,7 @@ class AttendGradients(entries.Contender):
             call.attention.kernel = self.kernel.encode()
 
     def _call(self, shape, tensors, d_o):
-        """(attend_backward_params, the gradients, what else they point to)."""
+        """(attend_backward_params, the gradients, further objects that they point to)."""
         q, k, v = tensors
         o, lse = torch.empty_like(d_o), q.new_empty(q.shape[:3], dtype=torch.float32)
         p = self.attend.params(shape, tensors, o, self.kernel)
@@ -91,8 +91,8 @@ class AttendGradients(entries.Contender):
 
 
 class TorchGradients(entries.Contender):
-    """Autograd below `attention(shape, q, k, v)`. `deterministic`: PyTorch's algorithms are, where
-    the backend has such."""
+    """Autograd of `attention(shape, q, k, v)`. `deterministic`: with PyTorch's deterministic
+    algorithms, if the backend has them."""
 
     def __init__(self, name, attention, d_os, deterministic=False):
         super().__init__(name)
@@ -109,7 +109,7 @@ class TorchGradients(entries.Contender):
     def context(self):
         before = torch.are_deterministic_algorithms_enabled()
         filled = torch.utils.deterministic.fill_uninitialized_memory
-        torch.utils.deterministic.fill_uninitialized_memory = False  # it would be timed
+        torch.utils.deterministic.fill_uninitialized_memory = False  # would be part of the time
         torch.use_deterministic_algorithms(self.deterministic)
         try:
             yield
@@ -122,7 +122,7 @@ class TorchGradients(entries.Contender):
         return torch.autograd.grad(o, leaves, d_o, retain_graph=True)
 
     def run_once(self):
-        """As training does it: what the graph keeps goes as soon as it is used."""
+        """As in training, where the graph's tensors are freed as soon as they are used."""
         (o, leaves, d_o), = self.graphs
         return torch.autograd.grad(o, leaves, d_o)
 
@@ -132,7 +132,7 @@ class TorchGradients(entries.Contender):
 
 
 def through_sdpa(backend, dropout_p=0.0):
-    """PyTorch's SDPA with one backend allowed."""
+    """PyTorch's SDPA with a single backend."""
     def attention(shape, q, k, v):
         if (shape.left, shape.right) not in ((-1, -1), (-1, 0)):
             raise entries.CannotRun("SDPA has no window")
@@ -147,7 +147,7 @@ def unfused(shape, q, k, v):
 
 
 def through_flash(shape, q, k, v):
-    """PyTorch's FlashAttention-2 below SDPA, which takes a window."""
+    """PyTorch's FlashAttention-2 called without SDPA, as it supports windows."""
     swapped = (x.transpose(1, 2) for x in (q, k, v))
     o = torch.ops.aten._flash_attention_forward(
         *swapped, None, None, shape.length, shape.length, 0.0, False, False,

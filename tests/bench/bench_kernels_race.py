@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The race of bench_kernels.py: everybody is checked, then all take turns on the same inputs."""
+"""The race of bench_kernels.py: all contenders are checked, then take turns on the same inputs."""
 
 import math
 import statistics
@@ -18,8 +18,8 @@ CACHED_BYTES_MAX = 48 << 30
 
 
 def matmul_tflops(dtype, size=8192, repeats=10):
-    """What the device's matrix product of a cell's dtype reaches now: the ceiling that shares are
-    taken of. None for float32, whose product, without TF32, does not use the Tensor Cores."""
+    """TFLOP/s of PyTorch's matrix product in a cell's dtype, the 100 % of the shares. None for
+    float32, whose product does not use the Tensor Cores without TF32."""
     if dtype == "float32":
         return None
     a, b = (torch.randn(size, size, device="cuda:0", dtype=getattr(torch, dtype))
@@ -36,18 +36,18 @@ def matmul_tflops(dtype, size=8192, repeats=10):
 
 
 def make_sets(cell):
-    """Fresh random inputs. Several sets, so that small shapes don't find everything where the last
-    call left it."""
+    """Random inputs, in several sets, so that small shapes are not in the cache after the previous
+    call."""
     count_bytes = sum(shape.input_bytes() for shape in cell.shapes)
     count = 4 if count_bytes < SMALL_BYTES else 2 if count_bytes < LARGE_BYTES else 1
     if len(cell.shapes) > 1:
-        count = 1  # the padded rival has its own copy
+        count = 1  # the padded rival needs another copy
     return [[(shape, entries.inputs(shape)) for shape in cell.shapes] for _ in range(count)]
 
 
 def our_kernels(cell, attend, options):
-    """Names to race: those asked for, else the Tensor Core kernels and, where it does not take
-    long, the rungs below; and what auto takes."""
+    """Names of the kernels to race: the selected ones, or the Tensor Core kernels and, where they
+    are not too slow, the lower rungs; and the kernel that auto selects."""
     shape = cell.shapes[0]
     names = list(options.kernel) if options.kernel else [cells.SM90, cells.SM80]
     if not options.kernel and (cell.ladder or shape.dtype == "float32"):
@@ -58,11 +58,11 @@ def our_kernels(cell, attend, options):
 
 
 def lineup(cell, attend, options):
-    """(contenders, {name: why it cannot run}, what auto selects)."""
+    """(contenders, {name: why it cannot run}, the kernel that auto selects)."""
     auto, why = attend.selected(cell.shapes[0])
     names, refused, running = our_kernels(cell, attend, options), {}, []
     if cells.AUTO in names or not options.kernel:
-        # Under its own name, so that it does not race against itself.
+        # auto runs under its kernel's name, so that the kernel is not raced twice.
         names = [auto, *(name for name in names if name not in (auto, cells.AUTO))]
     elif auto not in names:
         auto, why = names[0], "asked for by --kernel"
@@ -106,7 +106,7 @@ def rivals(cell, options):
 
 
 class Race:
-    """One cell. `results` maps contenders' names to what was measured of them."""
+    """The race of one cell. `results` maps contenders' names to their measurements."""
 
     def __init__(self, cell, contenders, options):
         self.cell, self.contenders, self.options = cell, contenders, options
@@ -121,7 +121,7 @@ class Race:
         return self.references[key]
 
     def check(self, contender):
-        """Runs on every set; whether it may be timed."""
+        """Runs and checks every set; True if the contender may be timed."""
         result, worst = self.results[contender.name], [0.0, 0.0, 0.0]
         contender.prepare(self.sets)
         with contender.context():
@@ -178,7 +178,7 @@ class Race:
             except (entries.CannotRun, RuntimeError, TypeError, AttributeError) as failure:
                 self.results[contender.name]["failure"] = str(failure).splitlines()[0][:120]
                 if contender.is_attend and "illegal" in str(failure):
-                    raise  # the context is gone: nothing after this would mean anything
+                    raise  # the CUDA context is unusable from here on
                 torch.cuda.empty_cache()
         take_turns(running)
         for clock in running:
@@ -187,13 +187,13 @@ class Race:
             contender.release()
             contender.first = None
         self.sets = self.references = None
-        if torch.cuda.memory_reserved() > CACHED_BYTES_MAX:  # giving it back takes long
+        if torch.cuda.memory_reserved() > CACHED_BYTES_MAX:  # freeing is slow
             torch.cuda.empty_cache()
         return self.results
 
 
 def accuracy(attend):
-    """Mean and largest absolute difference to PyTorch's backends at B4 H8 L1024 D64, float16:
+    """Mean and largest absolute difference from PyTorch's backends at B4 H8 L1024 D64, float16:
     [{mask, ours, rival, mean_abs, max_abs}]."""
     found = []
     for right in (-1, 0):
@@ -220,7 +220,7 @@ def accuracy(attend):
 
 
 def memory(attend):
-    """Bytes beside Q, K, V and O over L at B1 H16 D128 float16, one run each:
+    """Memory beside Q, K, V and O by length, at B1 H16 D128 float16, one run each:
     [{length, contender, beside_bytes}]."""
     found = []
     for length in (512, 1024, 2048, 4096, 8192, 16384):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that rows are computed again (kernels/cuda/ragged/redo_rows.cuh): the same shape
-with inputs that need it and with inputs that don't, in turns."""
+"""The cost of recomputing rows (kernels/cuda/ragged/redo_rows.cuh): the same shape with inputs that
+need it and with ordinary inputs, in turns."""
 
 import math
 import statistics
@@ -12,28 +12,28 @@ import bench_kernels_contenders as entries
 import bench_kernels_race as race
 
 ROUNDS = 7
-MOST = 3.3e38  # bfloat16 ends at 3.39e38
+MOST = 3.3e38  # bfloat16's largest number is 3.39e38
 
 
 def far_scores(q, k, v):
-    """Scores beyond 2^24, which no tile can hold."""
+    """Scores beyond 2^24, which tiles cannot represent."""
     return q * 2.0**14, k * 2.0**14, v
 
 
 def large_values(q, k, v):
-    """Sums of these overflow, their means do not."""
+    """Values whose sums overflow, though their means do not."""
     return q, k, (torch.sigmoid(v.float()) * MOST).to(v.dtype)
 
 
 def one_nan(q, k, v):
-    """One token's values are NaN: every row that sees it is."""
+    """NaN in the values of one token, and so in every row that sees it."""
     spoilt = v.clone()
     spoilt[:, :, v.shape[2] // 2] = math.nan
     return q, k, spoilt
 
 
 def fault(name, output, v, causal):
-    """What is wrong with the output, or None."""
+    """The fault of the output, or None."""
     if name == "one NaN":
         first = v.shape[2] // 2 if causal else 0
         right = output[:, :, first:].isnan().all() and output[:, :, :first].isfinite().all()
@@ -52,8 +52,8 @@ CASES = {"ordinary": lambda q, k, v: (q, k, v), "far scores": far_scores,
 
 
 def redo(attend):
-    """[{kernel, mask, case, ms, ratio}] or with `failure` in place of the times: ratio to the
-    ordinary inputs of the same kernel and mask. B1 H16 L4096 D128 bfloat16."""
+    """[{kernel, mask, case, ms, ratio}], with `failure` instead of the times if there is none.
+    `ratio`: to ordinary inputs with the same kernel and mask. B1 H16 L4096 D128 bfloat16."""
     found = []
     for right in (-1, 0):
         shape = cells.Shape(1, 16, 16, 4096, 128, 128, dtype="bfloat16", right=right)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench_kernels.py writes: Markdown tables, the verdict on every target, charts. Works on the
-report's plain values, so that a JSON file can be read again."""
+"""The output of bench_kernels.py: Markdown tables, the verdict on every target, charts. Works on
+plain values, so that it can be made from a saved JSON file."""
 
 import collections
 
@@ -11,7 +11,7 @@ MIB = 2**20
 
 
 def speed(cell, name):
-    """TFLOP/s of a contender, or None if it has no time. "auto" is whatever was selected."""
+    """TFLOP/s of a contender, None without a time. "auto" is the kernel that was selected."""
     name = cell["auto"] if name == cells.AUTO else name
     return cell["results"].get(name, {}).get("tflops")
 
@@ -35,8 +35,8 @@ def verdict_text(ratio, wanted):
 
 
 def window_times(suite):
-    """[(mask, ms or None)] of auto: causal windows, the narrowest first, then the full mask. Empty
-    if there is no such window; all but the mask is alike in a suite that has some."""
+    """[(mask, ms or None)] of auto: causal windows from the narrowest on, then the full mask. Empty
+    if the suite has no windows; cells of one with windows differ only in the mask."""
     windows = [(cell["shapes"][0]["left"], cell) for cell in suite
                if cell["shapes"][0]["left"] >= 0 and cell["shapes"][0]["right"] == 0]
     if not windows:
@@ -49,7 +49,7 @@ def window_times(suite):
 
 
 def falls_with_window(times):
-    """Whether each of `window_times` is below the next; None if one is not known."""
+    """Whether each of `window_times` is below the next; None if a time is missing."""
     known = [ms for _, ms in times]
     return None if None in known else all(a < b for a, b in zip(known, known[1:]))
 
@@ -88,7 +88,7 @@ def table(suite):
 
 
 def variants_table(suite):
-    """Compiled variants (lines) over cells (columns): TFLOP/s, a cell's best in bold."""
+    """A table of TFLOP/s: compiled variants in lines, cells in columns, the best in bold."""
     columns = [{name: r for name, r in cell["results"].items() if name.startswith("cuda_")}
                for cell in suite]
     names = list(dict.fromkeys(name for column in columns for name in column))
@@ -104,11 +104,11 @@ def variants_table(suite):
 
 
 def faults(report):
-    """What attend's kernels got wrong or did not answer, as lines."""
+    """Wrong answers and failures of attend's kernels, as lines."""
     found = []
     for cell in report["cells"]:
         for name, r in cell["results"].items():
-            # A compiled variant may need more than this device has.
+            # A compiled variant may need more resources than this device has.
             refused = "cudaErrorInvalidValue" in r.get("failure", "")
             if name.startswith(("cuda_", "auto")) and not r.get("correct") and not refused:
                 found.append(f"{name} at {cell['name']}: {r.get('failure', 'not run')}")
@@ -122,7 +122,7 @@ def faults(report):
 
 
 def notes(suite):
-    """Why somebody has no time, and remarks, once each."""
+    """Reasons for missing times, and remarks, without duplicates."""
     lines = []
     for cell in suite:
         for name, why in [*cell["refused"].items(),
@@ -137,7 +137,8 @@ def notes(suite):
 
 
 def summary(report):
-    """Targets met and missed, every missed one, and whether time falls with the window."""
+    """Numbers of targets met and missed, each missed one, and whether time falls with the
+    window."""
     judged = [(cell, *verdict) for cell in report["cells"] for verdict in verdicts(cell)]
     known = [one for one in judged if one[3] is not None]
     missed = [one for one in known if one[3] < one[4]]
@@ -217,7 +218,7 @@ def markdown(report):
 
 
 def backward_table(rows):
-    """A line for each cell; ratios are the rival's time over ours."""
+    """A table with a line for each cell; ratios are the rival's time over ours."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
     lines = ["", "## The backward pass: ms, TFLOP/s of five products, a rival's time over ours", "",
              '"=": two runs gave the same bits; "~": they did not.', "",
@@ -271,7 +272,7 @@ def charts(report):
     if report.get("memory"):
         series = collections.defaultdict(list)
         for row in report["memory"]:
-            # A logarithmic axis has no 0: what needs less than a KiB stands there.
+            # On the logarithmic axis, less than a KiB is shown as a KiB.
             series[row["contender"]].append((row["length"], max(row["beside_bytes"], 1024) / MIB))
         found["memory"] = Chart("Memory beside Q, K, V and O: B1 H16 D128 fp16", "sequence length",
                                 "MiB", dict(series), log_y=True)

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""O and its gradients in float64, for some KV heads, and how far answers are from them."""
+"""O and its gradients in float64 for some KV heads, and the errors of answers."""
 
 import math
 
 import torch
 
 UNIT = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
-# An answer comes of at most five roundings to the dtype (scores, P, dP, dS, itself), each of at
-# most one unit in one direction or the other, of factors near their result's size. So rounding
-# never reaches 8 units of the norm, and one key of 4096 that is missing (1/64) is far beyond.
+# An answer has at most five roundings to the dtype (scores, P, dP, dS, and the answer), each of at
+# most one unit of factors close to their result's size, in either direction. So rounding stays
+# below 8 units of the norm, which a single lost key of 4096 (1/64 of the norm) far exceeds.
 UNITS = 8
-ELEMENTS_MAX = 2**27  # of one matrix of scores
+ELEMENTS_MAX = 2**27  # per matrix of scores
 
 
 class Truth:
-    """`heads` KV heads of sequences [B, H, L, D]: the last of the last sequence, the first of the
-    first. d_o may be None: then there are no gradients. left, right: as attend_params."""
+    """`heads` KV heads of sequences [B, H, L, D]: the last one of the last sequence, the first one
+    of the first. Without d_o there are no gradients. left, right: as in attend_params."""
 
     def __init__(self, q, k, v, d_o=None, left=-1, right=-1, heads=2):
         self.dtype, self.length, self.group = q.dtype, q.shape[2], q.shape[1] // k.shape[1]
@@ -70,8 +70,8 @@ class Truth:
                 sum(e.mean().item() for e in errors) / len(errors))
 
     def bound(self):
-        """Of the errors' norm. float32 sums of n products may be off by 4 + sqrt(n) / 2 of its
-        units, as tests/python/reference.py has it."""
+        """The bound of an error's norm. float32 sums of n products may be off by 4 + sqrt(n) / 2
+        units, as in tests/python/reference.py."""
         return UNITS * (UNIT[self.dtype] + UNIT[torch.float32] * (4 + math.sqrt(self.length) / 2))
 
     def _errors(self, names, answers):

@@ -9,9 +9,9 @@ import torch
 
 import bench_kernels_contenders as entries
 
-CALLS_MAX = 200  # of one round; launches beyond about 1000 would make the host wait
-CALLS_BEHIND = 10  # of one round at least, where the GPU does not wait until all are enqueued
-CYCLES_PER_MS = 2_000_000  # of torch.cuda._sleep, at an H200's highest clock
+CALLS_MAX = 200  # per round; beyond about 1000 launches the host would wait
+CALLS_BEHIND = 10  # least per round, if the GPU does not wait until all are enqueued
+CYCLES_PER_MS = 2_000_000  # for torch.cuda._sleep, at an H200's highest clock
 DOES_NOT_FIT = "does not fit"
 
 
@@ -19,8 +19,8 @@ class Clock:
     """Times `contender.run(n)`, n below `sets`, in rounds of several calls."""
 
     def __init__(self, contender, sets, options, contenders=1, ahead=True):
-        """`contenders` share options.seconds_per_cell. `ahead`: the GPU waits while the host
-        enqueues, so that it never waits in between."""
+        """`contenders`: the number that share options.seconds_per_cell. `ahead`: the GPU waits
+        until the host has enqueued all calls, so that there are no gaps between them."""
         self.contender, self.sets, self.times_ms, self.ahead = contender, sets, [], ahead
         with contender.context():
             contender.run(0)
@@ -54,7 +54,7 @@ class Clock:
 
 
 def take_turns(clocks):
-    """All rounds of all clocks; whoever is first changes."""
+    """Runs all rounds of all clocks, each round in another order."""
     for turn in range(max((clock.rounds for clock in clocks), default=0)):
         for n in range(len(clocks)):
             clock = clocks[(n + turn) % len(clocks)]
@@ -63,7 +63,7 @@ def take_turns(clocks):
 
 
 def spread(times):
-    """Half the distance between the quartiles, of the median."""
+    """Half the interquartile range, relative to the median."""
     if len(times) < 2:
         return 0.0
     low, middle, high = statistics.quantiles(times, n=4)
@@ -71,14 +71,14 @@ def spread(times):
 
 
 def reason(failure):
-    """An exception in a few words."""
+    """A short description of an exception."""
     if isinstance(failure, torch.OutOfMemoryError):
         return DOES_NOT_FIT
     return (str(failure).splitlines() or [type(failure).__name__])[0][:120]
 
 
 def _check(contender, sets, judge, result):
-    """Whether it may be timed. Runs twice, for the bits."""
+    """Whether a contender may be timed. Runs it twice, to compare the bits."""
     contender.prepare(sets)
     with contender.context():
         contender.poison(0)
@@ -98,8 +98,8 @@ def _check(contender, sets, judge, result):
 
 
 def compete(contenders, sets, judge, options, ahead=True):
-    """{name: result}. A result has `errors` of `judge`, which says (errors, fault or None) of
-    outputs; `same_bits`; `ms`, `spread`, and `host_ms`, which enqueuing takes, or a `failure`."""
+    """{name: result}. `judge` maps outputs to (errors, fault or None). A result has these `errors`,
+    `same_bits`, and either `ms`, `spread` and `host_ms` (the time to enqueue), or a `failure`."""
     results, clocks = {c.name: {} for c in contenders}, []
     for contender in contenders:
         result = results[contender.name]
@@ -109,7 +109,7 @@ def compete(contenders, sets, judge, options, ahead=True):
         except (entries.CannotRun, RuntimeError, TypeError, AttributeError) as failure:
             result["failure"] = reason(failure)
             if contender.is_attend and "illegal" in str(failure):
-                raise  # the context is gone: nothing after this would mean anything
+                raise  # the CUDA context is unusable from here on
         if "failure" in result:
             contender.release()
             gc.collect()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a GPU lane costs beside the bus and the kernels: how small batches are moved, how far large
-// ones overlap, how long small ones wait beside them. Every case is checked before it is timed.
-// Prints Markdown.
+// The cost of a GPU lane compared with the bus and the kernels: copies of small batches, the
+// overlap of large ones, and the time that small ones wait beside them. Every case is checked
+// before it is timed. Prints Markdown.
 //
 //   bench_lane [--section growth|copies|strides|small|large|beside|timeline]...
 
@@ -58,7 +58,7 @@ LaneItem::LaneItem(test::LaneHarness* harness, const Problem& problem, bool rows
   if (input_->get() == nullptr || output_->get() == nullptr) {
     throw std::runtime_error("no page-locked memory");
   }
-  // Few values, as filling must not take longer than measuring.
+  // Few distinct values, so that filling is faster than measuring.
   uint16_t values[256];
   for (int n = 0; n < 256; ++n) {
     StoreElement(values, DType::kFloat16, n, static_cast<float>(n - 128) / 64.0f);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the parts of bench_lane share: attentions in page-locked memory, medians, tables.
+// Shared by the parts of bench_lane: attentions in page-locked memory, medians, tables.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace attend::bench {
 
-// Throw what went wrong.
+// Throws the status if it is an error.
 void Require(const Status& status);
 template <class T>
 T Require(Result<T> result) {
@@ -29,7 +29,7 @@ double MicrosecondsNow();
 double Quantile(std::vector<double> values, double q);  // 0.5: the median
 inline double Median(const std::vector<double>& values) { return Quantile(values, 0.5); }
 
-// A contiguous attention in page-locked memory, random; its output in exactly as much as it needs.
+// A contiguous attention with random inputs in page-locked memory, whose output has no padding.
 class LaneItem {
  public:
   LaneItem(test::LaneHarness* harness, const Problem& problem, bool rows_before_heads = false);
@@ -52,7 +52,7 @@ Problem HalfProblem(int64_t batch, int64_t heads, int64_t length, int64_t dim);
 std::unique_ptr<Lane> MakeBenchLane(test::LaneHarness* harness, const cuda::LaneTuning& tuning,
                                     int64_t workspace_bytes, cuda::PhaseSink timeline = {});
 
-// Submits and waits; fails if an item did. Microseconds from Submit to Done, and in Submit.
+// Microseconds from Submit to Done, and in Submit. Running a batch fails if an item failed.
 struct BatchTime {
   double total_us = 0;
   double submit_us = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bench_lane: how copies are made, alone and in batches of small attentions.
+// bench_lane: ways to copy, alone and in batches of small attentions.
 
 #include <cuda_runtime_api.h>
 
@@ -40,7 +40,7 @@ struct CopyTime {
   double submit_us = 0;
 };
 
-// Host blocks of `bytes` and as much on the device, which copies move there and back.
+// Host blocks of `bytes` that are copied to the device and back.
 class CopyCase {
  public:
   CopyCase(int items, int64_t bytes)
@@ -59,7 +59,7 @@ class CopyCase {
   CopyCase(const CopyCase&) = delete;
   CopyCase& operator=(const CopyCase&) = delete;
 
-  // There, and from there to zeroed memory back: must be the same.
+  // Copies to the device and back to zeroed memory, which must then be the same.
   void Check(const Way& way) {
     for (int64_t n = 0; n < items_ * room_; ++n)
       host_->get()[n] = static_cast<char>(n * 7 + n / 251);
@@ -112,7 +112,7 @@ class CopyCase {
   cudaEvent_t event_ = nullptr;
 };
 
-// What it costs to know that memory is page-locked.
+// The cost of finding out whether memory is page-locked.
 void PrintLookups() {
   cuda::PinnedRanges ranges;
   const test::PinnedBlock known(4096, &ranges), unknown(4096, nullptr);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// bench_lane: large attentions, what small ones wait for beside them, and when what runs.
+// bench_lane: large attentions, the time that small ones wait beside them, and a timeline.
 
 #include <cuda_runtime_api.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kWorkspaceBytes = int64_t{512} << 20;
 
-// Bytes a second that one direction of the bus carries alone, in copies of `bytes`.
+// Bandwidth of one direction of the bus alone, in copies of `bytes`.
 double BusBytesPerSecond(int64_t bytes, cudaMemcpyKind kind) {
   const test::PinnedBlock host(bytes, nullptr);
   if (host.get() == nullptr) throw std::runtime_error("no page-locked memory");
@@ -44,7 +44,7 @@ double BusBytesPerSecond(int64_t bytes, cudaMemcpyKind kind) {
   return best;
 }
 
-// Lanes that run one item each, back to back, until told to stop or `batches` are done.
+// Lanes that run batches of one item back to back, until they are stopped or `batches` are done.
 class BackToBack {
  public:
   BackToBack(test::LaneHarness* harness, const Problem& problem, bool rows_before_heads,
@@ -59,7 +59,7 @@ class BackToBack {
   }
   ~BackToBack() { Stop(); }
 
-  // On every lane, `batches` of them; the seconds until all were done.
+  // Runs `batches` on every lane; returns the seconds until all are done.
   double Run(int batches) {
     const double begin = MicrosecondsNow();
     Start(batches);
@@ -85,7 +85,7 @@ class BackToBack {
   }
 
   int64_t bytes_in() const { return bytes_in_; }
-  const BatchOutcome& last() const { return last_; }  // of the first lane; when nothing runs
+  const BatchOutcome& last() const { return last_; }  // of the first lane; only when nothing runs
 
  private:
   void Join() {
@@ -108,7 +108,7 @@ cuda::LaneTuning Parts(int least, int most) {
   return tuning;
 }
 
-// Launches bounded by time alone, which is what is varied.
+// A tuning that bounds launches by time only.
 cuda::LaneTuning Launches(double seconds) {
   cuda::LaneTuning tuning = Parts(1, 1);
   tuning.cut.launch_seconds_max = seconds;

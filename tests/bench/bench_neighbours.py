@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What one tenant's greed costs another: beside the same tenant at exactly its share, one that asks
-for ten times as much may raise the other's p99 by at most 20 % and lower its rate by at most 5 %.
+"""The effect of one tenant's overload on another: compared with a tenant at exactly its share, one
+that sends ten times as much may raise the other's p99 by at most 20 % and lower its rate by at most
+5 %.
 
     tests/bench/bench_neighbours.py [--bin FOLDER] [--device cpu|cuda:0] [--shape SHAPE] ...
 
-Starts a server with the tenants quiet and loud, measures what it can do (closed loop) and what a
-request costs, and gives loud a limit (--limits) of `--share` of that. Both then send at that rate,
-in an open loop; and in turns with that, loud sends at `--times` its rate and is refused. Nothing is
-retried, so loud does not even wait as it is told. Each round has both, in alternating order; ratios
-are medians of the rounds' ratios. Exit code 1 if a target is missed. Needs Python alone.
+Starts a server with the tenants quiet and loud, measures its capacity (closed loop) and the cost of
+a request, and limits loud (--limits) to `--share` of the capacity. Both then send at that rate in
+an open loop; in turns with that, loud sends at `--times` its rate and is refused. Nothing is
+retried, so loud ignores the server's pushback. Each round has both, in alternating order; ratios
+are medians of the rounds' ratios. Exit code 1 if a target is missed. Needs only Python.
 """
 
 import argparse
@@ -28,11 +29,11 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 P99_RATIO_MAX = 1.20
 RATE_RATIO_MIN = 0.95
-CORES_TO_PIN = 8  # with fewer, server and clients share all
+CORES_TO_PIN = 8  # with fewer cores, server and clients share all of them
 
 
 def cores_of(count):
-    """Which cores server, quiet and loud run on; None: any."""
+    """The cores of server, quiet and loud; None: any."""
     if count < CORES_TO_PIN:
         return None, None, None
     quarter = count // 4
@@ -86,7 +87,7 @@ class Server:
 
 
 class Load:
-    """One attend-client load, under way."""
+    """A running attend-client load."""
 
     def __init__(self, args, server, tenant, cores, flags):
         self.path = server.limits.parent / f"{tenant}.json"
@@ -100,14 +101,14 @@ class Load:
 
     def step(self):
         text, _ = self.process.communicate()
-        # 1 alone says that some were due and never sent, which is in the figures too.
+        # Exit code 1 means that some requests were due and never sent, which the figures show.
         if self.process.returncode not in (0, 1) or not self.path.exists():
             sys.exit(f"attend-client ended with {self.process.returncode}:\n{text}")
         return json.loads(self.path.read_text())["steps"][0]
 
 
 def measure(args, server, cores, rate, times):
-    """Quiet's figures while loud asks for `times` its share."""
+    """Quiet's figures while loud sends `times` its share."""
     _, quiet_cores, loud_cores = cores
     loud = Load(args, server, "loud", loud_cores,
                 ["--rate", rate * times, "--arrivals", "constant", "--warmup", 0,
@@ -126,7 +127,7 @@ def measure(args, server, cores, rate, times):
 
 
 def prepare(args, server, cores):
-    """What a request costs, and the rate that is a tenant's share; loud gets that as its limit."""
+    """The cost of a request, and the rate of a tenant's share, which becomes loud's limit."""
     key = {"gflop": "cost", "bytes": "bytes"}[args.limit]
     huge = {"gflop": "gflop-per-second = 0.001\ngflop-burst = 1e9\n",
             "bytes": "bytes-per-second = 1\nbytes-burst = 1024TiB\n"}[args.limit]
@@ -136,7 +137,7 @@ def prepare(args, server, cores):
     closed = ["--concurrency", args.concurrency, "--duration", args.seconds]
     capacity = Load(args, server, "quiet", cores[1], closed).step()["requests_per_s"]
     rate = args.share * capacity
-    # A burst of a second would fall into the windows of some rounds and not of others.
+    # A burst of a second would affect some rounds and not others.
     burst = max(0.1 * rate, 2) * cost
     amount, most = (f"gflop-per-second = {rate * cost / 1e9:.6f}",
                     f"gflop-burst = {burst / 1e9:.6f}") if args.limit == "gflop" else \

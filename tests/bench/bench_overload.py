@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Answers in time of a server that is asked for more than it can do, by clients with deadlines.
+"""The rate of answers in time from an overloaded server, with clients that set deadlines.
 
     tests/bench/bench_overload.py --dist build/release [--device cpu] [--shape SHAPE ...]
 
-Starts attend-server on one half of the processors, and attend-client on the other: so overload
-takes nothing from the server but what it does itself. Finds how long one request takes alone, what
-the server can do without deadlines, how many callers that takes, and what a refusal costs. Then it
-asks for 1.5, 3 and 10 times that rate, and with 1.5, 3 and 10 times the callers, with deadlines of
-3 to 20 times what a request takes alone. The target is 90 % of the best rate; or that rate less
-the cost of the refusals, where this is lower and a request costs less than 20 refusals. Prints a
-table; --json FILE has the figures. Only the standard library, and the two programs."""
+Starts attend-server on one half of the processors and attend-client on the other, so that the load
+takes no processor time from the server. Measures the latency of a single request, the best rate
+without deadlines, the number of callers that it takes, and the cost of a refusal. Then sends at
+1.5, 3 and 10 times that rate, and with 1.5, 3 and 10 times as many callers, with deadlines of 3 to
+20 times the latency of a single request. The target is 90 % of the best rate; or the best rate less
+the cost of the refusals, if that is lower and a request costs less than 20 refusals. Prints a
+table; --json FILE has the figures. Needs only the standard library and the two programs."""
 
 import argparse
 import json
@@ -31,13 +31,13 @@ TIMES = (1.5, 3, 10)
 DEADLINES = (3, 5, 10, 20)
 CALLERS_MAX = 256
 TARGET = 0.9
-# The least cost of a request, in refusals, for which the target does not depend on them.
+# The target depends on the refusals only if a request costs less than this many of them.
 REFUSALS = 20
 START_SECONDS = 60
 
 
 def program(folder, name):
-    """The program in the folder of a build, an installation or a distribution."""
+    """The path of a program in the folder of a build, an installation or a distribution."""
     for part in ("", "bin", "server", "client/cli", "client", "usr/bin"):
         path = pathlib.Path(folder, part, name)
         if path.is_file() and os.access(path, os.X_OK):
@@ -49,7 +49,7 @@ def program(folder, name):
 
 
 class Server:
-    """One attend-server on this machine. A context manager."""
+    """A context manager that runs an attend-server on this machine."""
 
     def __init__(self, options, processors, flags=()):
         self._folder = tempfile.TemporaryDirectory()
@@ -77,7 +77,7 @@ class Server:
         return self
 
     def refused(self):
-        """Requests so far that it refused on arrival, as they would have been late."""
+        """Number of requests refused on arrival so far, as they would have been late."""
         with urllib.request.urlopen(f"http://{self._metrics}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines
@@ -110,7 +110,7 @@ class Loads:
                          "--allow", "RESOURCE_EXHAUSTED,DEADLINE_EXCEEDED,INVALID_ARGUMENT"]
 
     def __call__(self, shape, deadline_ms=0, **flags):
-        """The steps of one run."""
+        """Runs attend-client load; returns the steps of its report."""
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             command = [*self._command, "--shape", shape, "--json", file.name]
             if deadline_ms:
@@ -118,13 +118,13 @@ class Loads:
             for name, value in flags.items():
                 command += [f"--{name.replace('_', '-')}", str(value)]
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
-            if ended.returncode not in (0, 1):  # 1: some were never sent, which overload explains
+            if ended.returncode not in (0, 1):  # 1: some were never sent, as expected in overload
                 sys.exit(f"{' '.join(command)}\n{ended.stdout}{ended.stderr}")
             return json.loads(pathlib.Path(file.name).read_text())["steps"]
 
 
 def figures(step, refused):
-    """Of one step, in which the server refused so many: with either status."""
+    """The figures of a step. `refused`: requests that the server refused, with either status."""
     statuses = step.get("status") or {}
     elapsed = step["elapsed_s"]
     sent = sum(statuses.values())
@@ -136,7 +136,8 @@ def figures(step, refused):
 
 
 def capacity(loads, shape):
-    """What one caller sees, the best rate, and the fewest callers that get nearly that."""
+    """The latency of a single caller, the best rate, and the fewest callers that reach 95 % of
+    it."""
     steps = loads(shape, concurrency=f"1:{CALLERS_MAX // 4}:x2")
     alone_ms = steps[0]["latency_from_sent_ms"]["p50"]
     best = max(step["requests_per_s"] for step in steps)
@@ -145,8 +146,8 @@ def capacity(loads, shape):
 
 
 def refusal_seconds(options, processors, shape):
-    """The server's CPU time for a request that it refuses: of a server that runs none, as all cost
-    too much. It refuses them where it refuses those that would be late."""
+    """The server's CPU time per refused request, measured on a server whose limit on the cost of a
+    request refuses all, at the same place as requests that would be late."""
     with Server(options, processors, ["--max-request-gflop", "1e-9"]) as server:
         loads = Loads(options, server)
         loads(shape, concurrency=CALLERS_MAX // 4)
@@ -159,8 +160,8 @@ def refusal_seconds(options, processors, shape):
 
 
 def target(best, refusal_share, row):
-    """The rate of answers in time that this load asks for. A refusal takes that share of a second
-    of the server."""
+    """The target of the rate of answers in time. `refusal_share`: seconds of the server per
+    refusal."""
     if best * REFUSALS * refusal_share <= 1:
         return TARGET * best
     return best * min(TARGET, max(0, 1 - row["refused_per_s"] * refusal_share))
@@ -219,7 +220,7 @@ def main():
     processors = sorted(os.sched_getaffinity(0))
     half = (len(processors) + 1) // 2
     of_server, of_client = processors[:half], processors[half:] or processors
-    os.sched_setaffinity(0, of_client)  # the programs that this one starts inherit it
+    os.sched_setaffinity(0, of_client)  # inherited by the programs started below
     log = lambda line: print(line, flush=True)
     log(f"attend-server on processors {of_server}, attend-client on {of_client}")
     results = []

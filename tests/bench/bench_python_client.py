@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""attend.Client beside the C++ client, on one server in one run: the median time of a call that
-brings so many MiB of K and V and one row of Q, one call at a time.
+"""attend.Client compared with the C++ client, on one server in one run: the median time of a call
+that sends --mib MiB of K and V and one row of Q, one call at a time.
 
     tests/bench/bench_python_client.py [--build build/release] [--mib 96] [--turns 5]
 
-For each way of the tensors the two take turns, so that both see the same machine. Exit code 1 if
-Python's median is more than --ratio-max times the C++ client's where the bytes go over sockets.
-Over shared memory the two do different work: the C++ client's load writes its tensors there once,
-and Python's client copies NumPy's arrays there in every call, or none if they are there already.
+The two take turns with each transport, so that both run under the same conditions. Exit code 1 if
+Python's median exceeds --ratio-max times the C++ client's where the bytes go over sockets. With
+shared memory the two do different work: the C++ client's load writes its tensors there once, while
+Python's client copies NumPy arrays there in every call unless they are there already.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def parsed():
 
 
 class Cpp:
-    """attend-client load, one call at a time."""
+    """Runs attend-client load, one call at a time."""
 
     def __init__(self, address, options, folder):
         import harness
@@ -89,12 +89,12 @@ class Python:
 
 
 def rows(options):
-    """So many keys are that many MiB of K and V."""
+    """The number of keys that make --mib MiB of K and V."""
     return options.mib * 2**20 // (2 * HEADS * DIM * 2)
 
 
 def measure(address, options, folder):
-    """Lines of the table, and whether Python is within the bound."""
+    """The lines of the table, and whether Python is within the bound."""
     python, cpp = Python(address, options), Cpp(address, options, folder)
     lines, within = [], True
     for transport, placed in (("inline", False), ("chunked", False), ("shared", False),

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""attend.Client with torch's tensors on a GPU beside the C++ client with memory of that GPU, which
-it lends (CUDA IPC), on one server in one run: the median time of a call that brings 96 MiB.
+"""attend.Client with torch tensors on a GPU compared with the C++ client with memory of that GPU
+shared by CUDA IPC, on one server in one run: the median time of a call with 96 MiB of inputs.
 
     tests/bench/bench_python_device.py --server ADDRESS --client DIST/bin/attend-client
 
-The ways take turns. The C++ client's tensors lie in lent memory from the start, and its answers
-stay there. So do Python's in memory of client.empty; on a stream of its own, which the client can
-tell to be idle, nothing is enqueued for a call. Other tensors are copied there within the GPU in
-every call, and the answer out of it. Python's time ends when the stream has been synchronised after
-the call."""
+The contenders take turns. The C++ client's tensors are in shared memory from the start, and its
+answers stay there, as do Python's in memory of client.empty; on a separate stream that the client
+knows to be idle, a call enqueues nothing. Other tensors are copied there within the GPU in every
+call, and the answer is copied out. Python's time includes synchronising the stream after the
+call."""
 
 import argparse
 import json

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of client/python's pages: what padding costs, and what each way of calling does,
-beside PyTorch's own attention in this process. On the CPU, one call at a time, medians in ms.
+"""The tables of client/python's pages: the cost of padding, and of each way to call attend,
+compared with PyTorch's own attention in this process. On the CPU, one call at a time, medians in
+ms.
 
     tests/bench/bench_python_ways.py [--build build/release] [--only padded|ways|decode|draft]
 
-Needs PyTorch for its own lines, which are left out without it.
+PyTorch's lines are left out if it is not installed.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def torch_or_none():
 
 
 def in_turns(functions, seconds):
-    """{name: median of a call in ms}: round after round, so that all see the same machine."""
+    """{name: median of a call in ms}. The functions take turns."""
     times = {name: [] for name in functions}
     for function in functions.values():
         function()
@@ -61,7 +62,7 @@ def local(torch, q, k, v, **options):
 
 
 def padded(client, seconds):
-    """32 sequences of 16 to 512 tokens, as an encoder's batch has them."""
+    """32 sequences of 16 to 512 tokens, as in an encoder's batch."""
     lengths = RANDOM.integers(16, 513, 32)
     batch, longest, heads, dim = len(lengths), int(lengths.max()), 8, 64
     dense = [RANDOM.standard_normal((batch, longest, heads, dim), np.float32) for _ in range(3)]
@@ -86,7 +87,7 @@ def padded(client, seconds):
 
 
 def ways(client, alone, seconds):
-    """One attention, wherever it is computed."""
+    """One attention, in process and by a server."""
     for rows in (128, 1024, 4096):
         q, k, v = (RANDOM.standard_normal((1, 8, rows, 64), np.float32) for _ in range(3))
         shared = [client.empty(q.shape) for _ in range(3)]
@@ -106,7 +107,7 @@ def ways(client, alone, seconds):
 
 
 def decode(client, seconds):
-    """One token after 4096 others."""
+    """Decoding one token after 4096."""
     shape = (1, 8, 4096, 64)
     q, k, v = (RANDOM.standard_normal((1, 8, 1, 64), np.float32) for _ in range(3))
     keys, values = (RANDOM.standard_normal(shape, np.float32) for _ in range(2))
@@ -127,7 +128,7 @@ def decode(client, seconds):
 
 
 def draft(client, seconds):
-    """Drafts of several sizes after 4096 tokens: appended, asked about, and undone."""
+    """Drafts of several sizes after 4096 tokens: appended, attended, and truncated."""
     length, heads, kv_heads, dim = 4096, 32, 8, 128
     keys, values = (RANDOM.standard_normal((1, kv_heads, length, dim), np.float32)
                     for _ in range(2))

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The service's figures, each against its rival in the same run: byte rates against bare gRPC and
-// raw TCP, small requests against an echo and a Python server, latency against the echo and the
-// kernel alone, what batches bring, what observing costs.
+// The service's figures, each compared with a rival in the same run: throughput with bare gRPC and
+// raw TCP, small requests with an echo and a Python server, latency with the echo and the kernel
+// alone; the gain of batches, and the cost of observability.
 //
-// Every server is a process of its own, and so is the client. An answer is judged before anything
-// is timed, and answers go on being judged while it is; what is wrong gets no figure. Rounds are
-// interleaved; a figure is the median of the rounds, a ratio the median of the rounds' ratios.
+// Servers and client are separate processes. Answers are checked before and during the measurement;
+// a wrong one gets no figure. Rounds are interleaved; a figure is the median of the rounds, a ratio
+// the median of the rounds' ratios.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -36,7 +36,7 @@ struct Run {
   bool list = false;
 };
 
-// Beside the sources that this was built from, in a checkout that is the current folder, or beside
+// Looks beside the sources of this build, in the current folder if it is a checkout, and beside
 // this program.
 std::string FindPythonServer() {
   std::error_code error;
@@ -99,7 +99,7 @@ void AddFlags(CLI::App& app, Run& run) {
   app.add_option("--json", run.json, "Also write the figures, with every round, to this file");
 }
 
-// One by one, so that rows can take the first, or some. Empty: all is well.
+// Expands the list to single devices, so that rows can use some of them. Returns an error or "".
 std::string ExpandDevices(std::string& list) {
   std::string wrong = CheckDevice(list);
   std::string why;
@@ -109,7 +109,7 @@ std::string ExpandDevices(std::string& list) {
   return wrong;
 }
 
-// An unknown name is an error. By default those that are run by default.
+// Picks the named rows, or the default ones. False if a name is unknown.
 bool PickRows(const std::vector<std::string>& names, std::vector<const Row*>& picked) {
   for (const Row& row : Rows()) {
     const bool named = std::find(names.begin(), names.end(), row.name) != names.end();

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What sessions bring: tokens decoded by a server that keeps K and V, beside the same tokens sent
-// as whole requests, beside a bare gRPC echo of the same bytes, and beside the rate at which this
-// machine reads memory (on the CPU). Steps that only read, from a raw client. How long a fork
-// takes.
+// The gain of sessions: decoding by a server that keeps K and V, compared with the same tokens as
+// whole requests, with a bare gRPC echo of the same bytes, and with this machine's memory bandwidth
+// (on the CPU). Also steps that only read, from a raw client, and the time of a fork.
 //
-// Every server is a process of its own. An answer over sessions is compared with the whole
-// request's, bit for bit, before and after anything is timed: what differs gets no figure.
+// Servers are separate processes. Answers with sessions are compared with those of whole requests
+// bit for bit, before and after the measurement; if they differ there is no figure.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -50,7 +49,7 @@ struct Settings : SequenceShape {
   int sessions = 16;
   double seconds = 2;
   int rounds = 5;
-  int threads = static_cast<int>(std::thread::hardware_concurrency());  // of the CPU's kernel
+  int threads = static_cast<int>(std::thread::hardware_concurrency());  // of the CPU kernel
   int64_t fork_tokens = 32768;
   bool streams = false;
   std::string session_memory = "4GiB";
@@ -62,7 +61,7 @@ double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Times of calls, over one stretch of driving or more.
+// Times of calls, over one or more calls of Drive.
 struct Driven {
   std::vector<double> times_us;
   double seconds = 0;
@@ -77,8 +76,8 @@ Rate RateOf(Driven driven) {
           times[times.size() * 99 / 100]};
 }
 
-// Calls that follow one another in as many chains as there are sequences, at most `calls_max` each,
-// until `driven` has `seconds`.
+// Makes calls in `chains` concurrent chains, at most `calls_max` in each, until `driven` has
+// `seconds`.
 constexpr int64_t kUnbounded = INT64_MAX;
 using Send = std::function<void(int chain, std::function<void(Status)> done)>;
 void Drive(int chains, int64_t calls_max, double seconds, const Send& send, Driven& driven) {
@@ -172,7 +171,7 @@ class Bench {
  private:
   struct Measured {
     std::vector<Rate> steps, wholes, echoes, alone, echo_alone;
-    std::vector<double> reads;  // 0 where nothing was measured
+    std::vector<double> reads;  // memory bandwidth; 0 if not measured
 
     std::vector<std::pair<const char*, const std::vector<Rate>*>> Rows() const {
       return {{"steps", &steps},
@@ -197,7 +196,7 @@ class Bench {
     return Take(client::Client::Make(options), "client");
   }
 
-  // A step's answer and the whole request's must be the same bits.
+  // A step's answer must equal the whole request's bit for bit.
   void Verify() {
     for (const auto& sequence : sequences_) {
       sequence->Truncate();
@@ -210,8 +209,8 @@ class Bench {
     }
   }
 
-  // Each sequence is cut back to its prompt, outside the time, before it has a quarter more tokens:
-  // a fast server would otherwise be measured at longer sequences than a slow one.
+  // Sequences are truncated to their prompts, outside the measured time, before they have grown by
+  // a quarter, so that a faster server is not measured with longer sequences.
   Rate Steps(int chains) {
     const auto send = [&](int chain, const std::function<void(Status)>& done) {
       Sequence& sequence = *sequences_[static_cast<size_t>(chain)];
@@ -296,7 +295,7 @@ class Bench {
             {"rounds", settings_.rounds},
             {"session_memory", settings_.session_memory}};
   }
-  // The medians, and the rounds that they are of.
+  // The medians, and the values of the rounds.
   static nlohmann::ordered_json RowsJson(const Measured& m) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
     for (const auto& [name, rates] : m.Rows()) {
@@ -340,7 +339,7 @@ class Bench {
   std::unique_ptr<ServerProcess> server_;
   std::unique_ptr<client::Client> client_;
   std::vector<std::unique_ptr<Sequence>> sequences_;
-  std::vector<std::unique_ptr<client::Stream>> streams_;  // before the client
+  std::vector<std::unique_ptr<client::Stream>> streams_;  // destroyed before the client
   std::vector<std::byte> memory_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The program runs, its answers are right (it verifies them), and its JSON has every figure.
+// The program runs, verifies its answers, and its JSON has every figure.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -35,7 +35,7 @@ TEST_P(BenchSessionsTest, WritesEveryFigure) {
   EXPECT_FALSE(json["machine"]["build"].get<std::string>().empty());
   EXPECT_EQ(json["settings"]["context"], 70);
   EXPECT_EQ(json["settings"]["streams"], std::string(GetParam()) == "--streams");
-  // A token's Q and O, K and V against those of the whole prompt, in 2 bytes.
+  // A token's Q, O, K and V, in elements of 2 bytes.
   EXPECT_EQ(json["bytes"]["step"], (2 * 4 + 2 * 2) * 16 * 2);
   EXPECT_EQ(json["bytes"]["whole"], (2 * 4 + 2 * 2 * 71) * 16 * 2);
   ASSERT_EQ(json["rows"].size(), 5u);

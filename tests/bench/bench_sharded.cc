@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One sequence over 1, 2, 4 servers (client/sharded_session.h): what a token and a whole prompt
-// take, beside the same sequence in one session of one server, with a model of where the time goes.
+// One sequence over 1, 2, 4 servers (client/sharded_session.h): the times of a token and of a whole
+// prompt, compared with the same sequence in one session of one server and with a model of the
+// time.
 //
-// Every server is a process of its own; with --device cuda the n-th has the n-th GPU. Answers are
-// judged in double precision before and after anything is timed: what is wrong gets no figure.
+// Servers are separate processes; with --device cuda the n-th uses the n-th GPU. Answers are
+// checked in double precision before and after the measurement; a wrong one gets no figure.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -44,10 +45,10 @@ using client::ShardedSession;
 using client::TensorRef;
 using Clock = std::chrono::steady_clock;
 
-// Tokens that steps may append beyond the context, before a new shard would begin.
+// Tokens that steps may append to the context without a new shard.
 int64_t StepTokens(int64_t context) { return std::clamp<int64_t>(context / 16, 64, 8192); }
-constexpr int64_t kFillTokens = 4096;  // of one call while a context is brought
-constexpr int64_t kTinyContext = 8;    // whose steps cost what a call costs
+constexpr int64_t kFillTokens = 4096;  // per call while the context is appended
+constexpr int64_t kTinyContext = 8;    // its steps measure the overhead of a call
 
 struct Settings {
   std::string device = "cpu";
@@ -62,7 +63,7 @@ struct Settings {
   std::string json;
 };
 
-// The medians of what was measured of one sequence over so many servers.
+// Medians of the measurements of one sequence over `servers` servers.
 struct Row {
   std::string work;
   int64_t tokens = 0;
@@ -70,7 +71,7 @@ struct Row {
   double us = 0;
   double kernel_us = 0;  // of the slowest server
   double merge_us = 0;
-  double bytes = 0;  // sent and received
+  double bytes = 0;  // sent and received, per call
   double model_us = 0;
 };
 
@@ -78,7 +79,7 @@ double MicrosecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
-// A sequence in one session, or over several servers.
+// A sequence in a session of one server, or over several servers.
 class Placed {
  public:
   Placed(client::Client& client, const client::SessionOptions& options, int servers,
@@ -99,7 +100,7 @@ class Placed {
     const Status status = one_ ? one_->Truncate(length) : several_->Truncate(length);
     if (!status.ok()) Fail("truncate: " + status.ToString());
   }
-  // The tokens of each shard.
+  // The token range of each shard.
   std::vector<ShardedSession::Tokens> Shards() const {
     return one_ ? std::vector<ShardedSession::Tokens>{{0, one_->length(), ""}}
                 : several_->Placement();
@@ -110,7 +111,7 @@ class Placed {
   std::optional<ShardedSession> several_;
 };
 
-// K and V of all tokens, and calls that bring some of them.
+// K and V of all tokens, and calls with some of them.
 class Tokens {
  public:
   Tokens(const Settings& settings, int64_t tokens)
@@ -118,7 +119,7 @@ class Tokens {
         k_(Random(settings.heads_kv, tokens)),
         v_(Random(settings.heads_kv, tokens)) {}
 
-  // `rows` of q, and tokens [begin, end).
+  // A call with `rows` rows of q that appends the tokens [begin, end).
   AttentionCall Call(int64_t rows, int64_t begin, int64_t end) {
     AttentionCall call;
     call.mask.kind = v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT;
@@ -127,7 +128,7 @@ class Tokens {
     call.v = Take(client::RangeOf("v", v_, 2, begin, end), "v");
     return call;
   }
-  // The same attention as one request.
+  // The same attention as a request without sessions.
   AttentionCall Whole(const AttentionCall& call, int64_t end) const {
     AttentionCall whole = call;
     whole.k = Take(client::RangeOf("k", k_, 2, 0, end), "k");
@@ -163,7 +164,7 @@ class Bench {
 
   void Run() {
     Tokens tiny(settings_, kTinyContext + StepTokens(kTinyContext));
-    call_us_ = Decode(tiny, kTinyContext, 1).us;  // nearly no keys: what a call costs
+    call_us_ = Decode(tiny, kTinyContext, 1).us;  // the overhead of a call
     PrintHead();
     for (const int64_t prompt : settings_.prompts) Rows(&Bench::Prefill, prompt, prompt);
     for (const int64_t context : settings_.contexts) {
@@ -203,7 +204,7 @@ class Bench {
     return options;
   }
 
-  // Of `length` tokens, so many more of which steps may take.
+  // Measures `work` with `length` tokens, of `end` in all, over each number of servers.
   void Rows(Row (Bench::*work)(Tokens&, int64_t, int), int64_t length, int64_t end) {
     Tokens tokens(settings_, end);
     Row one;
@@ -211,7 +212,7 @@ class Bench {
       Row row = (this->*work)(tokens, length, servers);
       if (servers == 1) one = row;
       if (one.us > 0) {
-        // A server's kernel has its share of the keys; every byte passes through this process.
+        // Each kernel computes a share of the keys, but all bytes pass through this process.
         const double byte_us = std::max(0.0, one.us - one.kernel_us - call_us_) / one.bytes;
         row.model_us = one.kernel_us / servers + call_us_ + byte_us * row.bytes + row.merge_us;
       }
@@ -220,7 +221,7 @@ class Bench {
     }
   }
 
-  // One token after the other, each with its own row of q.
+  // One token after another, each with its row of q.
   Row Decode(Tokens& tokens, int64_t context, int servers) {
     const auto client = Connect(servers);
     const int64_t end = context + StepTokens(context);
@@ -254,7 +255,7 @@ class Bench {
     return row;
   }
 
-  // All tokens at once, from none on, with all rows of q.
+  // All tokens at once in an empty sequence, with all rows of q.
   Row Prefill(Tokens& tokens, int64_t prompt, int servers) {
     const auto client = Connect(servers);
     Placed placed(*client, Shape(), servers, prompt);
@@ -287,7 +288,8 @@ class Bench {
     if (!report.ok) Fail("an answer is wrong: " + report.detail);
   }
 
-  // Bytes of a call with `rows` of q and `fresh` new tokens, and what merging its answers takes.
+  // Counts the bytes of a call with `rows` rows of q and `fresh` new tokens, and times the merging
+  // of its answers.
   void Count(const Placed& placed, int64_t rows, int64_t keys, int64_t fresh, Row* row) const {
     const attend::Mask mask = client::MaskOf({v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT, {}, {}});
     const auto shards = placed.Shards();
@@ -382,7 +384,7 @@ int main(int argc, char** argv) {
   if (const auto code = attend::bench::ServeIfAsked(argc, argv)) return *code;
   attend::TuneAllocatorAndBlocks();
   attend::SkipDeadlockSearch();
-  // Connections that no call waits for are made at once, not every 5 s.
+  // Otherwise gRPC would make connections without waiting calls every 5 s only.
   setenv("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "50", /*overwrite=*/0);
   return attend::bench::Main(argc, argv);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The program runs, its answers are right (it verifies them), and its JSON has every figure.
+// The program runs, verifies its answers, and its JSON has every figure.
 
 #include <gtest/gtest.h>
 
@@ -36,8 +36,8 @@ TEST(BenchShardedTest, WritesEveryFigure) {
     EXPECT_GT(row["model_us"], 0) << row;
     EXPECT_EQ(row["merge_us"] > 0, row["servers"] == 2) << row;
   }
-  // All rows of Q and O, K and V in 2 bytes; of two servers, the second has 44 keys, and
-  // O and LSE come in 4.
+  // All rows of Q and O, K and V in elements of 2 bytes. With two servers, the second has 44 keys,
+  // and O and LSE have elements of 4 bytes.
   const double rows = 100 * 4 * 16, keys = 100 * 2 * 2 * 16 * 2;
   EXPECT_EQ(json["rows"][0]["bytes"], rows * 4 + keys);
   EXPECT_NEAR(json["rows"][1]["bytes"], rows * 1.44 * (2 + 4 + 4.0 / 16) + keys, 1);

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What one tenant's small calls cost another: with 1,000 ListSessions of one in flight, who has 650
-sessions of 512 layers, the other's p99 of Attend and KeepAlive stays below 50 ms on two cores.
+"""The effect of one tenant's small calls on another: while a tenant with 650 sessions of 512 layers
+has 1,000 ListSessions in flight, the other's p99 of Attend and KeepAlive stays below 50 ms on two
+cores.
 
     tests/bench/bench_small_calls.py [--bin FOLDER] [--seconds 10] [--in-flight 1000]
 
-Starts a server with the tenants quiet and loud. Loud has so many calls in flight, each followed by
-the next as soon as it ends, from a process of its own; quiet makes one call after the other, from
-another. Turns with and without loud. Exit code 1 if the target is missed. Needs Debian's
-python3-grpcio, protoc and its Python plugin, as tests/e2e does.
+Starts a server with the tenants quiet and loud. Loud keeps --in-flight calls in flight from one
+process; quiet makes one call after another from another process. Turns with and without loud
+alternate. Exit code 1 if the target is missed. Needs Debian's python3-grpcio, protoc and its Python
+plugin, as tests/e2e does.
 """
 
 import argparse
@@ -37,7 +38,7 @@ def tenant(name):
 
 
 def make_sessions(address, count, layers):
-    """Loud's, one after the other."""
+    """Creates loud's sessions one after another."""
     import wire
     with wire.grpc.insecure_channel(address) as channel:
         calls = wire.sessions_stub.SessionServiceStub(channel)
@@ -48,7 +49,7 @@ def make_sessions(address, count, layers):
 
 
 def flood(address, in_flight, method, ready, stop, counts):
-    """Loud: so many calls in flight until `stop`; puts how each ended."""
+    """Loud: keeps calls in flight until `stop`; puts the counts of their outcomes."""
     import grpc
     ended = collections.Counter()
     lock = threading.Lock()
@@ -76,7 +77,7 @@ def flood(address, in_flight, method, ready, stop, counts):
 
 
 def quiet(address, folder, seconds, ready, go, results):
-    """One call after the other for so long: milliseconds by method. What takes 10 s fails."""
+    """Quiet: makes one call after another; puts milliseconds by method. A call fails after 10 s."""
     import wire
     wire.generate(folder)
     with wire.grpc.insecure_channel(address) as channel:
@@ -110,7 +111,7 @@ def figures(took):
 
 
 def turn(spawn, address, folder, args, in_flight):
-    """Quiet's figures beside so many calls of loud's, and how many of those ended how a second."""
+    """Quiet's figures with `in_flight` calls of loud, and the rates of loud's outcomes."""
     results, counts = spawn.Queue(), spawn.Queue()
     set_up, go, ready, stop = (spawn.Event() for _ in range(4))
     victim = spawn.Process(target=quiet, args=(address, folder, args.seconds, set_up, go, results))

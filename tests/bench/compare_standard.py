@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""attend beside standard attention: times of forward and backward passes, peaks of memory, the
-largest batches, differences, as tables and figures, by one command.
+"""attend compared with standard attention: times of forward and backward passes, memory peaks, the
+largest batches, and differences, as tables and figures.
 
     tests/bench/compare_standard.py --library dist/lib/libattend_kernels.so --out figures
     tests/bench/compare_standard.py --device cpu --out figures
@@ -9,12 +9,12 @@ largest batches, differences, as tables and figures, by one command.
 
 Standard attention is cuda_naive (which has no backward pass), matmul, softmax and matmul in the
 inputs' dtype, and PyTorch's math; FlashAttention-2 and cuDNN are PyTorch's. On the CPU all use the
-same threads; oneDNN's and MKL's AMX is off, but for a second race of PyTorch alone. Correct first:
-outputs are poisoned and compared with float64, and a wrong answer gets no time.
+same number of threads; AMX is off in oneDNN and MKL, except in a second race of PyTorch alone.
+Outputs are first poisoned and compared with float64, and a wrong answer gets no time.
 
-Writes OUT/compare_standard_DEVICE.json and .md, and figures as SVG. --draw needs nothing but JSON
-files, of one device. Exit code 1: attend's answer was wrong, or there was none. Others' wrong
-answers are reported.
+Writes OUT/compare_standard_DEVICE.json and .md, and figures as SVG. --draw needs only JSON files of
+one device. Exit code 1: an answer of attend was wrong or missing. Wrong answers of others are
+reported.
 """
 
 import argparse
@@ -78,8 +78,8 @@ def save(report, options):
 
 
 def keeper(report, part, options):
-    """What the parts call with their rows: keeps and says them, so that a run cut short has said
-    something."""
+    """A function that parts call with their rows: saves and prints them, so that an interrupted run
+    has results."""
     def done(rows):
         report[part] += rows
         shown = [f"{row['contender']} {row['ms']:.3g} ms" if "ms" in row else
@@ -149,7 +149,8 @@ def measure_cpu(options, report):
 
 
 def add_amx_rows(options, report):
-    """PyTorch reads what turns AMX off only as it is loaded: so a process of its own."""
+    """Races PyTorch with AMX in another process, as the settings that turn AMX off are read only
+    when PyTorch is loaded."""
     import compare_standard_cpu as cpu
     with tempfile.TemporaryDirectory() as folder:
         words = [word for word in sys.argv[1:]] + ["--device", "cpu", "--amx", "--out", folder]
@@ -166,7 +167,7 @@ def add_amx_rows(options, report):
 
 
 def merged(paths):
-    """One report of several files. ValueError: they are of different devices."""
+    """Merges several files to a report. ValueError if their devices differ."""
     report = {}
     for path in paths:
         other = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
@@ -178,7 +179,7 @@ def merged(paths):
 
 
 def finish(report, options):
-    """Everything but the measurements. The exit code."""
+    """Writes everything that is made of the report; returns the exit code."""
     save(report, options)
     print(reports.markdown(report))
     for path in chart.write(reports.figures(report), options.out):

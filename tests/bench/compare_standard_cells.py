@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compare_standard.py measures: workloads, and the names of those who are compared."""
+"""The workloads of compare_standard.py, and the names of its contenders."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ LIMIT_BYTES = 16 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """One figure: shapes of all lengths and masks."""
+    """The shapes of a figure, of all lengths and masks."""
     key: str
     title: str
     shapes: tuple
@@ -34,7 +34,7 @@ def _workload(key, title, shape_of, lengths):
 
 
 def gpu_workloads(quick):
-    """B4 H8 as flash-attention's own comparisons have it, and 16k tokens."""
+    """B4 H8 as in flash-attention's own comparisons, and 16k tokens."""
     short = (256, 1024, 4096) if quick else (256, 512, 1024, 2048, 3072, 4096, 4864)
     powers = (512, 4096) if quick else (512, 1024, 2048, 4096, 8192, 16384)
     return [
@@ -52,7 +52,7 @@ def training_steps(quick):
              for dim in (64, 128) for right in MASKS for n in lengths]
     found += [cells.Shape(cells.TOKENS // n, 32, 8, n, 128, 128, "bfloat16", right=0)
               for n in lengths[-2:]]
-    # Not causal: the check counts on rows that see many keys.
+    # Not causal, as the check relies on rows that see many keys.
     dropping = [cells.Shape(4, 16, 16, 4096, dim, dim) for dim in (64, 128)]
     return [(shape, 0.0) for shape in found] + [(shape, 0.1) for shape in dropping]
 
@@ -63,7 +63,7 @@ def memory_shapes(quick):
 
 
 def batch_shapes():
-    """By what fits into LIMIT_BYTES; the batch is what is looked for."""
+    """Shapes of which the largest batch within LIMIT_BYTES is searched."""
     return [cells.Shape(1, 8, 8, 4096, 64, 64), cells.Shape(1, 16, 16, 4096, 128, 128)]
 
 

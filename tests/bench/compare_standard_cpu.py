@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compare_standard.py without a GPU: attend.torch, which is cpu_flash, and PyTorch on the same
-threads in the same process."""
+"""compare_standard.py on the CPU: attend.torch, which runs cpu_flash, and PyTorch with the same
+number of threads in the same process."""
 
 import os
 import statistics
@@ -8,14 +8,14 @@ import time
 
 import compare_standard_cells as standard
 
-# Of all that PyTorch computes with on a CPU: oneDNN and MKL. attend has no AMX.
+# Settings of oneDNN and MKL, PyTorch's CPU libraries, as attend has no AMX.
 NO_AMX = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "MKL_ENABLE_INSTRUCTIONS": "AVX512"}
 PAUSE_S = 0.02
-TURN = 4  # runs of a turn, of which the first does not count
+TURN = 4  # runs per turn, of which the first does not count
 
 
 def prepare(options):
-    """The process, before PyTorch is loaded."""
+    """Prepares the process before PyTorch is loaded."""
     if not options.amx:
         os.environ.update(NO_AMX)
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:options.threads])
@@ -40,7 +40,7 @@ def _attentions(shape):
 
 
 def _seconds(attention, leaves, d_o, way):
-    """Of the forward pass, or of the backward pass alone."""
+    """A function that runs the forward pass, or the backward pass alone."""
     import torch
     with torch.set_grad_enabled(way == standard.BACKWARD):
         begin = time.perf_counter()
@@ -52,8 +52,8 @@ def _seconds(attention, leaves, d_o, way):
 
 
 def _race(attentions, leaves, d_o, way, options):
-    """{name: seconds of all runs}. In turns; a turn's first run does not count, as then the
-    threads of the one before, which spin for a while, are asleep."""
+    """{name: seconds of all runs}, in turns. The first run of a turn does not count, as the
+    previous contender's threads spin for a while."""
     found = {name: [] for name in attentions}
     began, turn = time.perf_counter(), 0
     while turn < options.turns_min or time.perf_counter() - began < options.seconds:
@@ -72,7 +72,7 @@ def _summary(times):
 
 
 def _checked(attention, leaves, d_o, truth, way):
-    """({errors}, fault) of fresh outputs."""
+    """({errors}, fault or None) of a new run."""
     import torch
     o = attention(*leaves)
     if way == standard.FORWARD:
@@ -81,7 +81,7 @@ def _checked(attention, leaves, d_o, truth, way):
 
 
 def times(options, workloads, done):
-    """Calls done(rows) with the rows of each shape and pass, as compare_standard_gpu.times."""
+    """Calls done(rows) with the rows of each shape and pass, as in compare_standard_gpu.times."""
     import torch
 
     from bench_kernels_truth import Truth
@@ -113,7 +113,7 @@ def times(options, workloads, done):
 
 
 def matmul_gflops(dtype, size=2048):
-    """What PyTorch's matrix product reaches: whether AMX is off shows here."""
+    """The rate of PyTorch's matrix product, which shows whether AMX is off."""
     import torch
     a, b = (torch.randn(size, size).to(getattr(torch, dtype)) for _ in range(2))
     found = []

@@ -56,7 +56,7 @@ def times(attend, options, workloads, done):
 
 
 class Trained(entries.Contender):
-    """A whole step by autograd: the forward pass and then its gradients, as training calls them."""
+    """A whole step with autograd, forward and backward, as in training."""
 
     def __init__(self, name, attention, d_os):
         super().__init__(name)
@@ -97,10 +97,10 @@ def _step_judge(truth):
 
 
 def _dropping_judge(truth, tensors, d_o, dropout_p):
-    """Which weights are dropped is everybody's own. But their share p moves O away from the truth
-    by sqrt(p / (1 - p)) of its norm, as V has mean 0; and whatever they are, O is linear in V and
-    the scores in Q and in K, so dO and O have the product of dV and V, and dQ and Q that of dK and
-    K. Rounding adds up like a random walk."""
+    """Implementations drop different weights. But dropping a share p moves O away from the truth by
+    sqrt(p / (1 - p)) of its norm, as V has mean 0; and as O is linear in V and the scores in Q and
+    in K, the inner products of dO and O and of dV and V are equal, as are those of dQ and Q and of
+    dK and K. Rounding adds up like a random walk."""
     moved = math.sqrt(dropout_p / (1 - dropout_p))
 
     def differ(one, two):
@@ -122,8 +122,8 @@ def _dropping_judge(truth, tensors, d_o, dropout_p):
 
 
 def training(options, steps, done):
-    """The same for steps through attend.torch and PyTorch's SDPA. The host's part counts, where it
-    is slower than the GPU: nothing waits for it."""
+    """The same for steps through attend.torch and PyTorch's SDPA. The GPU does not wait for the
+    host to enqueue, so that the host's time counts if it is longer."""
     for shape, dropout_p in steps:
         cell = cells.cell("training", shape)
         if options.filter not in cell.name:

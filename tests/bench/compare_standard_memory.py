@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compare_standard.py: peaks of GPU memory, and the largest batch that fits into some.
+"""compare_standard.py: peaks of GPU memory, and the largest batch that fits into a limit.
 
-Everything comes from PyTorch's allocator: inputs, outputs and gradients, what PyTorch keeps, and
-the workspaces that attend's C ABI is given (on a GPU it allocates nothing itself). So its peak
-counts all, and its limit binds all."""
+All memory comes from PyTorch's allocator: inputs, outputs and gradients, PyTorch's own tensors, and
+the workspaces that are passed to attend's C ABI (which allocates no GPU memory itself). So the
+allocator's peak and its limit cover everything."""
 
 import dataclasses
 import gc
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def _inputs(shape, seed, with_gradients):
-    """(sets, dO) of one attention, the same for the same seed."""
+    """(sets, dO) of an attention, determined by the seed."""
     generator = torch.Generator(device="cuda:0").manual_seed(seed)
 
     def random(heads, dim):
@@ -33,13 +33,13 @@ def _inputs(shape, seed, with_gradients):
 
 
 def _contender(attend, name, d_o):
-    """By its name: of the forward pass alone, or with its gradients if there is a dO."""
+    """The contender of this name, of the forward pass, or with the gradients if there is a dO."""
     lineup = gpu.forward_lineup(attend) if d_o is None else gpu.backward_lineup(attend, [d_o])
     return next(one for one in lineup if one.name == name)
 
 
 def _run(attend, name, shape, seed, with_gradients, judge=None):
-    """Runs once; raises what it raises. `judge` raises if the answer is wrong."""
+    """Runs a contender once, without catching exceptions. `judge` raises if the answer is wrong."""
     sets, d_o = _inputs(shape, seed, with_gradients)
     contender = _contender(attend, name, d_o)
     try:
@@ -63,7 +63,7 @@ def _settle():
 
 
 def _attempt(*arguments, **more):
-    """{"bytes": peak of this run} or {"failure": why there is none}."""
+    """{"bytes": peak of a run} or {"failure": reason}."""
     before = _settle()
     try:
         found = {"bytes": _run(*arguments, **more) - before}
@@ -84,14 +84,14 @@ def _ways(name):
 
 
 def _warm_up(attend, shape, seed):
-    """cuBLAS takes 32 MiB for each thread at its first product, and keeps them."""
+    """Lets cuBLAS allocate the 32 MiB per thread that it keeps from its first product on."""
     for name in standard.GPU_NAMES:
         for way in _ways(name):
             _attempt(attend, name, shape, seed, way)
 
 
 def peaks(attend, shapes, seed, done):
-    """Calls done(rows) for every length: peaks of one call, inputs and outputs among them."""
+    """Calls done(rows) for every length: the peaks of a call, including inputs and outputs."""
     _warm_up(attend, shapes[0], seed)
     for shape in shapes:
         sets, d_o = _inputs(shape, seed, True)
@@ -109,7 +109,7 @@ def peaks(attend, shapes, seed, done):
 
 
 class _Limit:
-    """PyTorch's allocator holds at most so much."""
+    """Limits PyTorch's allocator."""
 
     def __init__(self, byte_count):
         total = torch.cuda.get_device_properties(0).total_memory
@@ -133,8 +133,8 @@ def _fits(attend, name, shape, batch, seed, way):
 
 
 def _largest(attend, name, shape, seed, way):
-    """{"batch", "bytes_each"}: two peaks say what a sequence takes and what is there anyway; real
-    runs under the limit have the last word."""
+    """{"batch", "bytes_each"}. The batch is estimated from two peaks, which give the bytes of a
+    sequence and the rest, and confirmed by runs under the limit."""
     small, large = (_attempt(attend, name, dataclasses.replace(shape, batch=batch), seed, way)
                     for batch in (1, 3))
     for found in (small, large):

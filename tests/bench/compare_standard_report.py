@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compare_standard.py writes: Markdown tables and figures, from the report's plain values."""
+"""The output of compare_standard.py, Markdown tables and figures, made from a report's plain
+values."""
 
 import compare_standard_cells as standard
 from bench_kernels_chart import Chart, Figure
@@ -9,7 +10,7 @@ GIB = 2**30
 
 
 def _ordered(rows):
-    """Contenders, ours first, then from the fastest kind to the plainest."""
+    """Contenders: ours first, then from the fastest kind to standard attention."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
     order = (standard.OURS, standard.CUDNN, standard.FLASH, standard.CPU_FLASH, standard.MATH,
              standard.UNFUSED, standard.NAIVE)
@@ -26,7 +27,7 @@ def _number(value):
 
 
 def _time(row, ours):
-    """ms, spread, and how many times ours that is."""
+    """ms, spread, and the ratio to ours."""
     if row is None:
         return "-"
     if "ms" not in row:
@@ -59,7 +60,7 @@ def _times_tables(rows):
 
 
 def _error_table(rows):
-    """The worst of all cells: mean and largest differences from float64."""
+    """Mean and largest differences from float64, the largest of all cells."""
     names, found = _ordered(rows), {}
     for row in rows:
         for tensor, errors in (row.get("errors") or {}).items():
@@ -77,7 +78,8 @@ def _error_table(rows):
 
 
 def _each(names, some, text):
-    """The cells of one line: what `text` says of each one's row, why there is nothing, or "-"."""
+    """The cells of a line: `text` of each contender's row, the reason why it has no value, or
+    "-"."""
     by_name = {row["contender"]: row for row in some}
     return ["-" if name not in by_name else by_name[name].get("failure") or text(by_name[name])
             for name in names]
@@ -115,7 +117,7 @@ def _training_table(rows):
 
 
 def _amx_table(rows, plain):
-    """PyTorch with AMX, beside ours of the race without."""
+    """PyTorch with AMX, compared with our times from the race without."""
     keys = ("title", "pass", "mask", "length")
     ours = {tuple(row[key] for key in keys): row for row in plain
             if row["contender"] == standard.OURS}
@@ -152,7 +154,7 @@ def markdown(report):
 
 
 def summary(report):
-    """Few lines, for the end of a log."""
+    """A few lines for the end of a log."""
     lines = []
     for key in ("times", "training"):
         rows = report.get(key, [])
@@ -174,7 +176,7 @@ def summary(report):
 
 
 def _failures(report):
-    """(contender, failure, a line of both and where), but of what does not fit."""
+    """(contender, failure, line that describes it), except for runs that do not fit."""
     for key in ("times", "amx", "memory", "batches", "training"):
         for row in report.get(key, []):
             failure = row.get("failure")
@@ -185,18 +187,18 @@ def _failures(report):
 
 
 def faults(report):
-    """What attend got wrong or did not answer."""
+    """Wrong and missing answers of attend."""
     return [text for contender, _, text in _failures(report) if contender == standard.OURS]
 
 
 def wrong_rivals(report):
-    """What others got wrong. What they do not have is in the tables alone."""
+    """Wrong answers of others. What they do not support is only shown in the tables."""
     return [text for contender, failure, text in _failures(report)
             if contender != standard.OURS and "wrong" in failure]
 
 
 def _panel(title, rows, value, y_label):
-    """A chart of rows with `value`; those that did not fit are marked."""
+    """A chart of the rows' `value`; rows that did not fit are marked."""
     series, absent = {}, {}
     for name in _ordered(rows):
         own = [row for row in rows if row["contender"] == name]

@@ -29,7 +29,7 @@ double MultiplyAdds(int64_t rounds, float* sink) {
   using V = hn::Vec<decltype(d)>;
   const V scale = hn::Set(d, 0.999f);
   const V step = hn::Set(d, 0.001f);
-  // All different, or the compiler would compute one chain and call it twelve.
+  // Different values, as the compiler would merge equal chains.
   V c0 = hn::Set(d, 0.00f), c1 = hn::Set(d, 0.01f), c2 = hn::Set(d, 0.02f);
   V c3 = hn::Set(d, 0.03f), c4 = hn::Set(d, 0.04f), c5 = hn::Set(d, 0.05f);
   V c6 = hn::Set(d, 0.06f), c7 = hn::Set(d, 0.07f), c8 = hn::Set(d, 0.08f);
@@ -74,14 +74,14 @@ double TileProducts(int64_t rounds, float* sink) {
   alignas(64) float c[32 * 32];
   const cpu_flash::TileUnit& unit = cpu_flash::MachineTileUnit();
   unit.begin();
-  // Rows of A overlap, so that all lies in the first cache.
+  // Rows of A overlap, so that all operands are in the L1 cache.
   for (int64_t n = 0; n < rounds; ++n) unit.multiply(operands, 64, operands, kSteps, 2, c);
   unit.end();
   *sink = c[0];
   return static_cast<double>(rounds) * 2 * 32 * 32 * 32 * kSteps;
 }
 
-// The best of a few runs of `operations(rounds, sink)` on all threads at once, per second.
+// The best rate of a few runs of `operations(rounds, sink)` on all threads at once.
 template <class Operations>
 double MeasurePeak(int threads, int64_t rounds, const Operations& operations_of) {
   using Clock = std::chrono::steady_clock;
@@ -102,7 +102,7 @@ double MeasurePeak(int threads, int64_t rounds, const Operations& operations_of)
         operations += operations_of(rounds, &sink);
         end = Clock::now();
       }
-      // Keeps the compiler from dropping the work.
+      // Prevents the compiler from removing the work.
       static std::atomic<float> keep;
       keep.store(sink, std::memory_order_relaxed);
       rates[static_cast<size_t>(t)] =

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a call over the Open Inference Protocol costs beside Attend: the same attention both ways,
-in turns, against one server that this starts. Messages are made once and answers are not parsed,
-so that Python's share is the same.
+"""The cost of a call over the Open Inference Protocol compared with Attend: the same attention with
+both, in turns, on one server that this starts. Messages are made once and answers are not parsed,
+so that Python's overhead is the same.
 
     ATTEND_BUILD_DIR=build/release tests/bench/oip_beside_attend.py [--seconds N]
 """

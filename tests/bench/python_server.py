@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Attend as one would write it in Python: grpcio, Protobuf messages, a thread pool, PyTorch's
-scaled_dot_product_attention. What bench_service measures the server against.
+"""A straightforward implementation of Attend in Python, as a rival in bench_service: grpcio,
+Protobuf messages, a thread pool, PyTorch's scaled_dot_product_attention.
 
     python_server.py --descriptors FILE [--device cuda:0] [--workers 16]
 
 FILE is a FileDescriptorSet with attend/v1/attention.proto, from bench_service or from
-`protoc --descriptor_set_out`: the same classes as generated code, without its files. The first line
-of output is "ready ADDRESS", or "cannot REASON" where a module or the device is missing; the server
-ends when its input does.
+`protoc --descriptor_set_out`; it gives the same classes as generated code. The first line of output
+is "ready ADDRESS", or "cannot REASON" if a module or the device is missing; the server ends at the
+end of its input.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 METHOD = "Attend"
 BHLD = 1
 SERVICE = "attend.v1.AttentionService"
-FIELDS = {"request_id", "q", "k", "v", "layout", "scale", "raw"}  # what it knows of a request
+FIELDS = {"request_id", "q", "k", "v", "layout", "scale", "raw"}  # supported fields of a request
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 
 
@@ -45,7 +45,7 @@ class Attention:
         self.dtypes = {1: torch.float16, 2: torch.bfloat16, 3: torch.float32}
 
     def tensor(self, declared, data):
-        # A copy: PyTorch warns of memory that it must not write.
+        # Copies, as PyTorch warns about read-only memory.
         flat = self.torch.frombuffer(bytearray(data), dtype=self.dtypes[declared.dtype])
         return flat.reshape(tuple(declared.shape)).to(self.device)
 
@@ -66,7 +66,7 @@ class Attention:
         response = self.response_class(request_id=request.request_id)
         response.o.dtype = request.q.dtype
         response.o.shape.extend(o.shape)
-        # NumPy has no bfloat16: bytes.
+        # As bytes, since NumPy has no bfloat16.
         response.raw.append(o.contiguous().cpu().view(self.torch.uint8).numpy().tobytes())
         return response
 

@@ -19,7 +19,7 @@ namespace attend::bench {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The sum of all words, in eight chains: additions wait for nothing but memory.
+// The sum of all words, in eight chains, so that additions wait only for memory.
 uint32_t SumWords(const uint32_t* words, int64_t count) {
   const hn::ScalableTag<uint32_t> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -55,13 +55,13 @@ double MeasureReadRate(std::span<const std::byte> buffer, int threads) {
   using Clock = std::chrono::steady_clock;
   const auto* const words = reinterpret_cast<const uint32_t*>(buffer.data());
   const auto count = static_cast<int64_t>(buffer.size() / sizeof(uint32_t));
-  // Parts of a MiB go to whoever is free, as the kernel's do: a thread that another program holds
-  // up does not hold up the rest.
+  // Threads take parts of a MiB when they are free, as in the kernel, so that a delayed thread does
+  // not delay the others.
   constexpr int64_t kPart = (1 << 20) / sizeof(uint32_t);
   std::atomic<int64_t> next{0};
   std::atomic<int> ready{0};
   std::atomic<bool> go{false};
-  std::atomic<uint32_t> keep{0};  // or the compiler would drop the work
+  std::atomic<uint32_t> keep{0};  // prevents the compiler from removing the work
   const auto work = [&] {
     ready.fetch_add(1);
     while (!go.load()) std::this_thread::yield();

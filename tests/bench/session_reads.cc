@@ -32,7 +32,7 @@ std::string TextOf(const grpc::ByteBuffer& bytes) {
   return text;
 }
 
-// A step that reads `sequence`; the right answer is the client library's.
+// A step that reads `sequence`; its answer must equal the client library's.
 std::shared_ptr<const PreparedCall> ReadOf(Sequence& sequence, const std::string& id) {
   client::AttentionCall step = sequence.Step();
   step.k = step.v = client::TensorRef();
@@ -61,7 +61,7 @@ std::shared_ptr<const PreparedCall> ReadOf(Sequence& sequence, const std::string
   return call;
 }
 
-// All steps' answers have the same length.
+// The length of an answer, which is the same for all steps.
 int64_t AnswerBytes(Connections& connections, const PreparedCall& call) {
   return static_cast<int64_t>(
       Take(BlockingCaller(connections).Call(call.request), "a read").Length());

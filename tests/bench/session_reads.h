@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Decoding steps that only read, one a message, as a raw gRPC client sends them over a few streams:
-// the server and the wire without the client library, beside an inline echo of the same bytes.
+// Decoding steps that only read, one per message, from a raw gRPC client over a few streams: the
+// server and the wire without the client library, compared with an inline echo of the same bytes.
 
 #pragma once
 
@@ -21,15 +21,15 @@ struct ReadSamples {
   Samples attend, echo;
 };
 
-// The steps' sequences, of `shape`, are at their prompts and take turns. The first wrong answer
-// ends the program.
+// The sequences, of `shape`, hold their prompts and take turns. The first wrong answer ends the
+// program.
 ReadSamples MeasureReads(const ServerProcess& server,
                          const std::vector<std::unique_ptr<Sequence>>& sequences, int rounds,
                          double seconds);
 
-// Every round.
+// The values of every round.
 nlohmann::ordered_json ReadsJson(const ReadSamples& reads);
-// Medians.
+// Prints the medians.
 void Print(const ReadSamples& reads);
 
 }  // namespace attend::bench

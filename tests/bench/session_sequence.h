@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a client of bench_sessions has: a session with a prompt, and the tokens that it appends.
+// A client of bench_sessions: a session with a prompt, and the tokens that it appends.
 
 #pragma once
 
@@ -24,7 +24,7 @@ T Take(Result<T> result, const char* what) {
   return *std::move(result);
 }
 
-// Fresh bfloat16 numbers of magnitude 0.5 to 2.
+// Random bfloat16 numbers of magnitude 0.5 to 2.
 client::HostTensor RandomBFloat16(std::mt19937_64& random, std::vector<int64_t> shape);
 
 struct SequenceShape {
@@ -32,7 +32,7 @@ struct SequenceShape {
   int64_t heads_q = 32, heads_kv = 8, dim = 128;
 };
 
-// One client's sequence: the tokens that it appends in turn, and those that it has appended.
+// A client's sequence: the tokens that it appends in turn, and the number of those appended.
 class Sequence {
  public:
   Sequence(client::Client& client, const SequenceShape& shape, uint64_t seed);
@@ -41,13 +41,13 @@ class Sequence {
   int64_t context() const { return shape_.context; }
   // The next step's call.
   const client::AttentionCall& Step() { return tokens_[static_cast<size_t>(steps_++ % kTokens)]; }
-  // To the prompt.
+  // Truncates the session to the prompt.
   void Truncate();
   // The prompt and one token, as a request without sessions.
   client::AttentionCall Whole() const;
 
  private:
-  static constexpr int kTokens = 8;  // different ones
+  static constexpr int kTokens = 8;  // distinct tokens
 
   client::Session Open(client::Client& client) const;
   client::AttentionCall Call(int64_t rows_q, int64_t rows_k);

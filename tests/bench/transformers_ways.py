@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What attention costs in a model of transformers, by implementation: a batch of sequences of
+"""The cost of attention in a transformers model by implementation: a batch of sequences of
 different lengths, padded and packed; and generation. Random weights, on the CPU.
 
     PYTHONPATH=client/python:kernels/python python3 tests/bench/transformers_ways.py
 
-Each number is the best of some runs. Batches are measured in this process, by the time of its
-processors, which other processes disturb least. With --server ADDRESS it also generates there, by
-the clock."""
+Each number is the best of some runs. Batches are measured in this process, in processor time, which
+other processes affect least. With --server ADDRESS it also generates with a server, in wall-clock
+time."""
 
 import argparse
 import time
@@ -37,7 +37,7 @@ def best(function, runs, clock):
 
 
 def batches(lengths):
-    """The same tokens padded on the right, and packed."""
+    """The same tokens, padded on the right and packed."""
     ids = [torch.randint(0, CONFIG["vocab_size"], (length,)) for length in lengths]
     padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
     mask = torch.arange(padded.shape[1]) < torch.tensor(lengths)[:, None]
@@ -47,7 +47,7 @@ def batches(lengths):
 
 
 def step(model, inputs, trains):
-    """A forward pass over hidden states, or one and the gradients of all weights."""
+    """A forward pass, with `trains` also the gradients of all weights."""
     with torch.set_grad_enabled(trains):
         states = model.model(**inputs, use_cache=False).last_hidden_state
     if trains:

@@ -27,8 +27,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
 
 /**
- * gRPC's interop cases, as far as they apply, by gRPC for Java: Interop ADDRESS FOLDER. The
- * messages are files of the folder. Writes "ok CASE" or "failed CASE: WHY" for each.
+ * gRPC's interop cases that apply, with gRPC for Java: Interop ADDRESS FOLDER. The messages are
+ * files in the folder. Prints "ok CASE" or "failed CASE: WHY" for each case.
  */
 public final class Interop {
   private static final String SERVICE = "attend.v1.AttentionService/";
@@ -47,7 +47,7 @@ public final class Interop {
     void run() throws Exception;
   }
 
-  /** Messages are bytes. */
+  /** Passes messages through as bytes. */
   private static final class Raw implements MethodDescriptor.Marshaller<byte[]> {
     @Override
     public InputStream stream(byte[] message) {
@@ -69,7 +69,7 @@ public final class Interop {
         .setFullMethodName(name).build();
   }
 
-  /** An open AttendStream. What comes is an answer's bytes, or the Status that it ends with. */
+  /** An open AttendStream. The queue gets each answer's bytes, and the Status at the end. */
   private static final class Stream implements StreamObserver<byte[]> {
     private final BlockingQueue<Object> came = new LinkedBlockingQueue<>();
     private final ClientCallStreamObserver<byte[]> requests;

@@ -6,7 +6,7 @@ import threading
 
 
 class ByteCounter:
-    """Takes connections on `address` and passes them on to a server. A context manager."""
+    """A context manager that forwards connections on `address` to a server."""
 
     def __init__(self, server):
         self._server = server
@@ -23,7 +23,7 @@ class ByteCounter:
         for each in self._sockets:
             try:
                 each.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it has ended already
+            except OSError:  # already closed
                 pass
             each.close()
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How close our answers must be to PyTorch's in double: within what tests/python/reference.py
-derives for each element."""
+"""Compares our answers with PyTorch's in double precision, within the bounds that
+tests/python/reference.py derives for each element."""
 
 import math
 
@@ -10,7 +10,7 @@ import torch
 
 
 def run(function, tensors, d_o, dtype):
-    """function(*tensors) in `dtype` and the gradients by the tensors, all in double."""
+    """function(*tensors) and the gradients of the tensors, computed in `dtype`, as float64."""
     inputs = [x.detach().to(dtype).requires_grad_() for x in tensors]
     o = function(*inputs)
     return [x.detach().double().numpy()
@@ -18,15 +18,14 @@ def run(function, tensors, d_o, dtype):
 
 
 def four(x, batch, heads=None):
-    """x as [B, H, rows, columns]; `batch` are the dimensions before heads, to which it is
-    broadcast."""
+    """x as [B, H, rows, columns], broadcast to `batch`, the dimensions before the heads."""
     heads = (x.shape[-3] if x.ndim > 2 else 1) if heads is None else heads
     whole = np.broadcast_to(x if x.ndim > 2 else x[None], (*batch, heads, *x.shape[-2:]))
     return whole.reshape(math.prod(batch), heads, *x.shape[-2:])
 
 
 def bounds_of(tensors, d_o, mask, gqa, options):
-    """Of O and the gradients by q, k, v and, if it is one of `tensors`, the mask."""
+    """Bounds of O and the gradients of q, k, v and, if it is one of `tensors`, the mask."""
     q, k, v, *masks = (x.detach().double().numpy() for x in tensors)
     batch = np.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
     heads = None if gqa else max(x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))
@@ -44,7 +43,7 @@ def bounds_of(tensors, d_o, mask, gqa, options):
 
 
 def spread(x, batch, shape):
-    """[B, H, rows, columns] summed to what was broadcast to it."""
+    """[B, H, rows, columns] summed to the shape that was broadcast to it."""
     x = x.reshape(*batch, *x.shape[1:])
     x = x.sum(tuple(range(x.ndim - len(shape))))
     return x.sum(tuple(n for n, size in enumerate(shape) if size == 1 != x.shape[n]),
@@ -52,8 +51,9 @@ def spread(x, batch, shape):
 
 
 def check(ours, theirs, tensors, mask=None, gqa=False, **options):
-    """ours(*tensors) and its gradients against theirs. What the two compute: reference.py's
-    `options`; q, k, v and, if given, a mask of numbers are `tensors`, another mask is `mask`."""
+    """Compares ours(*tensors) and its gradients with theirs. `tensors` are q, k, v and, if its
+    gradient is checked too, an additive mask; any other mask is `mask`. `options` are the options
+    of reference.py that describe what both functions compute."""
     d_o = torch.randn(theirs(*tensors).shape).to(tensors[0].dtype)
     exact = run(theirs, tensors, d_o, torch.float64)
     got = run(ours, tensors, d_o, tensors[0].dtype)
@@ -62,4 +62,4 @@ def check(ours, theirs, tensors, mask=None, gqa=False, **options):
         name = f"gradient {n - 1}" if n else "o"
         assert answer.shape == truth.shape == bound.shape, name
         off = np.abs(answer - truth)
-        assert (off <= bound).all(), f"{name} is {(off / bound).max():.2f} of what it may be off"
+        assert (off <= bound).all(), f"{name} is off by {(off / bound).max():.2f} of its bound"

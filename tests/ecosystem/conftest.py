@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend's Python packages, installed or from the sources, and reference.py. A server, and a
-client of it."""
+"""Puts attend's Python packages, installed or from the sources, and reference.py on the path.
+Fixtures of a server and a client."""
 
 import os
 import pathlib
@@ -41,7 +41,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory):
-    """A server that shares memory, and the client's library beside it."""
+    """A server with shared memory; needs the client's library too."""
     skip_without(harness.binary("attend-server"), *harness.use_libraries())
     folder = tmp_path_factory.mktemp("shared")
     running = harness.Server(folder, "--shared-memory", "--shared-memory-socket", folder / "s.sock")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of transformers with random weights, and what their answers are measured with.
+"""Small transformers models with random weights, and how their answers are judged.
 
-There is no bound for a whole model from its dtype alone, so it is measured: the same model runs in
-double, with attention in plain PyTorch ("plain" below), and what its own eager attention is off
-from that in the dtype under test is what rounding does to this model. attend may be off twice as
-much, as everywhere in this project, and by the rounding of the largest logit. NaN never passes."""
+No bound for a whole model follows from its dtype alone, so the bound is measured: the same model
+runs in double precision with attention in plain PyTorch ("plain" below), and the error of its own
+eager attention in the dtype under test shows what rounding does to this model. attend's error may
+be twice as large, as everywhere in this project, plus the rounding of the largest logit. NaN never
+passes."""
 
 import dataclasses
 
@@ -26,7 +27,8 @@ class Family:
     causal: bool = True
 
     def make(self, implementation, dtype=torch.float32, sinks=True, **options):
-        """With the same weights for every implementation. Without `sinks` they weigh nothing."""
+        """A model with the same weights for every implementation. Without `sinks`, their logits
+        are -1e4."""
         torch.manual_seed(11)
         model = self.model(self.config(**{**self.options, **options},
                                        attn_implementation=implementation))
@@ -53,7 +55,7 @@ FAMILIES = {
 
 def plain(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None,
           dropout=0.0, **_):
-    """Attention with all scores in memory, in the tensors' dtype. A row that sees nothing is 0."""
+    """Attention with all scores in memory, in the tensors' dtype. Rows that see no key are 0."""
     assert dropout == 0
     group = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
@@ -82,7 +84,7 @@ transformers.AttentionMaskInterface.register("plain", _whole_mask)
 
 
 def batch(padding=None, length=21, sequences=3, seed=3):
-    """Token numbers and a mask, [sequences, length]; the first two sequences are padded."""
+    """Token ids and a mask, [sequences, length]; the first two sequences are padded."""
     ids = torch.randint(3, 97, (sequences, length),
                         generator=torch.Generator().manual_seed(seed))
     mask = torch.ones_like(ids)
@@ -92,8 +94,8 @@ def batch(padding=None, length=21, sequences=3, seed=3):
 
 
 def within_rounding(ours, eagers, exact, dtype, what, largest=None):
-    """Asserts that `ours` is as near to `exact` as the model's own attention is, twice over.
-    `largest`: of what was summed up, if that is more than what came of it."""
+    """Asserts that the error of `ours` is at most twice that of the eager attention, plus rounding.
+    `largest`: the largest summand, if it exceeds the results."""
     ours, eagers, exact = (x.detach().double() for x in (ours, eagers, exact))
     largest = exact.abs().max().item() if largest is None else largest
     bound = 2 * (eagers - exact).abs().max().item() + torch.finfo(dtype).eps * largest
@@ -103,7 +105,7 @@ def within_rounding(ours, eagers, exact, dtype, what, largest=None):
 
 
 def loss_of(model, ids, mask):
-    """A number that all real tokens have part in."""
+    """The cross entropy over all tokens that are not padding."""
     logits = model(ids, attention_mask=mask, use_cache=False).logits
     wanted = ids.masked_fill(mask == 0, -100)
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).double(), wanted[:, 1:].flatten())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// gRPC's interop cases, as far as they apply, by gRPC for Go: interop ADDRESS FOLDER. The messages
-// are files of the folder. Writes "ok CASE" or "failed CASE: WHY" for each.
+// gRPC's interop cases that apply, with gRPC for Go: interop ADDRESS FOLDER. The messages are files
+// in the folder. Prints "ok CASE" or "failed CASE: WHY" for each case.
 package main
 
 import (
@@ -26,7 +26,7 @@ const (
 	patience = 30 * time.Second
 )
 
-// Messages are bytes.
+// Passes messages through as bytes.
 type raw struct{}
 
 func (raw) Marshal(v interface{}) ([]byte, error) { return *v.(*[]byte), nil }
@@ -71,10 +71,10 @@ func (c *client) ask(stream grpc.ClientStream) ([]byte, error) {
 	return answer, err
 }
 
-// An error unless the call failed with that code and such a message.
+// Returns an error unless the call failed with this code and a message that contains the text.
 func wants(err error, code codes.Code, text string) error {
 	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), text) {
-		return fmt.Errorf("%v is no %v with %q", err, code, text)
+		return fmt.Errorf("%v is not %v with %q", err, code, text)
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func (c *client) pingPong(ctx context.Context) error {
 	return c.end(stream)
 }
 
-// Half closes the stream, on which no more must come.
+// Half-closes the stream, and requires that it ends without further messages.
 func (c *client) end(stream grpc.ClientStream) error {
 	if err := stream.CloseSend(); err != nil {
 		return err

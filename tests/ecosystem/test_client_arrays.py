@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend.Client with arrays of other libraries: torch's on the CPU, DLPack's, ml_dtypes' bfloat16.
-Against the kernels in process, bit for bit."""
+"""attend.Client with arrays of other libraries: torch on the CPU, DLPack, ml_dtypes' bfloat16.
+Answers must equal those of the kernels in process bit for bit."""
 
 import ctypes
 
@@ -16,7 +16,7 @@ def client(shared_server):
         yield made
 
 
-@pytest.mark.parametrize("rows", [5, 300])  # in a message, and in shared memory
+@pytest.mark.parametrize("rows", [5, 300])  # inline, and in shared memory
 def test_numpy_bfloat16(client, rows):
     bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     random = np.random.default_rng(1)
@@ -34,7 +34,7 @@ def test_numpy_bfloat16(client, rows):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("rows", [5, 300])
-def test_torch_tensors_stay_torch_tensors(client, dtype, rows):
+def test_torch_tensors_give_torch_tensors(client, dtype, rows):
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, rows, 4, 64, dtype=getattr(torch, dtype)) for _ in range(3))
@@ -52,7 +52,7 @@ def test_torch_tensors_stay_torch_tensors(client, dtype, rows):
                        client.attention(*[turned.contiguous()] * 3))
 
 
-def test_torch_refuses_what_it_would_drop(client):
+def test_torch_tensors_that_require_grad_are_refused(client):
     torch = pytest.importorskip("torch")
     q = torch.randn(1, 1, 4, 8, requires_grad=True)
     with pytest.raises(attend.Error, match="q requires grad"):
@@ -64,8 +64,8 @@ def test_torch_refuses_what_it_would_drop(client):
         assert torch.equal(session.attend(q), client.attention(q, q, q))
 
 
-def test_torch_tensors_over_shared_memory(client):
-    """torch.from_numpy of client.empty is used where it is."""
+def test_torch_tensors_in_shared_memory(client):
+    """torch.from_numpy of client.empty is used in place."""
     torch = pytest.importorskip("torch")
     q = torch.from_numpy(client.empty((1, 4, 300, 64)))
     q.copy_(torch.randn(q.shape))
@@ -74,7 +74,7 @@ def test_torch_tensors_over_shared_memory(client):
 
 
 class Exported:
-    """An array that has DLPack and nothing else."""
+    """An array with no interface but DLPack."""
 
     def __init__(self, array):
         self.array, self.shape, self.ndim = array, array.shape, array.ndim
@@ -100,7 +100,7 @@ def test_dlpack(client):
         client.attention(*[np.ascontiguousarray(turned)] * 3).tobytes()
 
 
-def test_torch_tensors_without_plain_memory_are_refused_both_ways(client):
+def test_torch_tensors_without_plain_memory_are_refused(client):
     torch = pytest.importorskip("torch")
     q, k, v = (torch.randn(2, 2, 5, 8) for _ in range(3))
     dense = attend_kernels.attention(-q, k, v)
@@ -108,7 +108,7 @@ def test_torch_tensors_without_plain_memory_are_refused_both_ways(client):
     for bad, words in ((torch._neg_view(q), "q is a torch tensor with the negative bit"),
                        (q.to_sparse(), "q has no plain memory"), (nested, "q is a NestedTensor")):
         for attention in (attend_kernels.attention, client.attention):
-            attention(q, k, v)  # calls like one before are not checked again
+            attention(q, k, v)  # makes a plan, which must not skip the check
             with pytest.raises(attend.Error, match=words):
                 attention(bad, k, v)
     for attention in (attend_kernels.attention, client.attention):

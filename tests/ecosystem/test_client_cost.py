@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What client/python's page says of a call's cost: 96 MiB up take at most 1.3 times the C++
-client's time. tests/e2e/test_python_bench.py tries the benchmark itself, with little."""
+"""The cost of a call as documented in client/python: sending 96 MiB takes at most 1.3 times the
+C++ client's time. tests/e2e/test_python_bench.py tests the benchmark itself with small calls."""
 
 import subprocess
 import sys

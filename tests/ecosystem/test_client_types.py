@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend's types, as mypy sees them: of the package, and of a program that uses it."""
+"""attend's types under mypy: the package itself, and programs that use it."""
 
 import os
 import pathlib
@@ -79,14 +79,14 @@ def test_the_package_has_no_faults(tmp_path):
     assert code == 0, out
 
 
-def test_a_program_that_uses_it_rightly_passes_strictly(tmp_path):
+def test_a_correct_program_passes_strict_mypy(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(RIGHT)
     code, out = mypy("--strict", "--follow-imports=silent", str(program), tmp_path=tmp_path)
     assert code == 0, out
 
 
-def test_wrong_uses_are_found(tmp_path):
+def test_wrong_calls_are_reported(tmp_path):
     program = tmp_path / "program.py"
     lines = ["from typing import Any", "import attend", "def f(client: attend.Client, q: Any, "
              "k: Any, v: Any) -> None:", *(f"    {line}" for line in WRONG)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC's interop cases, as far as they apply, by clients that others wrote: this Python's grpcio,
-with threads and with asyncio, gRPC for Go and for Java, and the clients of HTTP/2 nghttp, h2load
-and curl; at the server, and through nginx, HAProxy and nghttpx. deploy/install-deps interop
-installs all that Debian has; without one its tests are skipped."""
+"""gRPC's interop cases that apply, with third-party clients: grpcio with threads and with asyncio,
+gRPC for Go and for Java, and the HTTP/2 clients nghttp, h2load and curl; directly, and through
+nginx, HAProxy and nghttpx. deploy/install-deps interop installs those that Debian has; tests of
+missing ones are skipped."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ JARS = [f"/usr/share/java/{name}.jar" for name in (
     "grpc-api", "grpc-context", "grpc-core", "grpc-netty", "grpc-stub", "guava", "netty-buffer",
     "netty-codec", "netty-codec-http", "netty-codec-http2", "netty-common", "netty-handler",
     "netty-resolver", "netty-transport", "perfmark-api")]
-# By the system's Python, for which protoc makes the messages.
+# Runs in the system's Python, which has Protobuf's classes for protoc's output.
 MAKE_MESSAGES = """
 import pathlib, sys, tempfile
 sys.path.insert(0, sys.argv[1])
@@ -56,7 +56,7 @@ def messages(tmp_path_factory):
                            folder], capture_output=True, text=True, check=False)
     if made.returncode != 0:
         pytest.skip(f"no messages can be made: {made.stderr[-500:]}")
-    # As the server quotes it.
+    # The text that the server's error quotes.
     (folder / "special-text").write_text("ä%20 b")
     message = (folder / "small").read_bytes()
     (folder / "small.framed").write_bytes(b"\0" + struct.pack(">I", len(message)) + message)
@@ -93,14 +93,14 @@ frontend={listen_comma};no-tls
 backend={server_comma};/;proto=h2
 errorlog-file={folder}/error.log
 """
-# Each reads its settings from a file.
+# Settings, and the command that takes a file of them.
 PROXIES = {"nginx": (NGINX, ("nginx", "-e", "stderr", "-c")),
            "haproxy": (HAPROXY, ("haproxy", "-q", "-db", "-f")),
            "nghttpx": (NGHTTPX, ("nghttpx", "--conf"))}
 
 
 class Behind:
-    """A server as the clients of a proxy before it see it."""
+    """A server behind a proxy."""
 
     def __init__(self, name, server, folder):
         self.name, self.metric = name, server.metric
@@ -160,7 +160,7 @@ def stream_of(channel, requests, timeout=SECONDS):
 
 
 class Asked:
-    """Requests of a stream, each of which is sent when it is asked for."""
+    """An iterator over a stream's requests, which are sent as they are put into `waiting`."""
 
     def __init__(self):
         self.waiting = queue.SimpleQueue()
@@ -212,7 +212,7 @@ def test_grpcio(channel, messages, case):
 
 
 def ask_for_words(call, messages, case):
-    """The cases about statuses and metadata. `call` answers with the message and the call."""
+    """The cases about statuses and metadata. `call` returns the message and the call."""
     if case == "custom_metadata":
         _, call = call(SERVICE + "Attend", (messages / "small").read_bytes(),
                        [("traceparent", TRACE), ("x-grpc-test-echo-trailing-bin", b"\xab\xab")])
@@ -226,7 +226,7 @@ def ask_for_words(call, messages, case):
         "unimplemented_service": ("", "small", CODE.UNIMPLEMENTED, "no.such.Service"),
     }[case]
     path = SERVICE + method if method else "/no.such.Service/Method"
-    # Methods that do not exist take small messages alone.
+    # Unknown methods accept small messages only.
     body = b"" if code is CODE.UNIMPLEMENTED else (messages / request).read_bytes()
     found, details = refusal(lambda: call(path, body, ()))
     assert found is code and text in details
@@ -292,7 +292,7 @@ def go_client(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def java_client(tmp_path_factory):
-    """The words of its command. Debian's gRPC for Java has Netty's transport and not OkHttp's."""
+    """Its command line. Debian's gRPC for Java has Netty's transport, not OkHttp's."""
     if shutil.which("javac") is None or not all(map(os.path.exists, JARS)):
         pytest.skip("there is no javac, or no libgrpc-java and what it needs")
     folder = tmp_path_factory.mktemp("java")
@@ -302,13 +302,13 @@ def java_client(tmp_path_factory):
 
 
 @pytest.mark.parametrize("language", ("go", "java"))
-def test_programs(server, messages, language, request):
-    """Each writes a line for each case."""
+def test_go_and_java(server, messages, language, request):
+    """The program prints a line for each case."""
     command = request.getfixturevalue(f"{language}_client")
     said = subprocess.run([*command, server.address, messages], capture_output=True, text=True,
                           timeout=20 * SECONDS, check=False)
     assert sorted(said.stdout.splitlines()) == sorted(f"ok {case}" for case in CASES), said.stderr
-    # Such as for PINGs, which clients may send after each answer.
+    # For example for PINGs, which clients may send after each answer.
     assert server.metric("attend_connections_refused_total", reason="frames") == 0
 
 
@@ -325,14 +325,14 @@ GRPC_HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
 @pytest.mark.parametrize("padding", (0, 200))
 def test_nghttp(server, messages, padding):
     if padding and getattr(server, "name", "") == "haproxy":
-        pytest.skip("HAProxy 2.6 takes no padded frames")
+        pytest.skip("HAProxy 2.6 does not accept padded frames")
     said = run_tool("nghttp", "-nv", *GRPC_HEADERS, f"--padding={padding}", "-d",
                     messages / "small.framed", f"http://{server.address}{SERVICE}Attend")
     assert re.search(r":status: 200\b.*grpc-status: 0\b", said, re.DOTALL), said
 
 
 def test_h2load(server, messages):
-    """Thousands of calls, 64 in flight; each ends its stream without an error."""
+    """Thousands of calls, 64 in flight, all without stream errors."""
     said = run_tool("h2load", "-n", "4000", "-c", "8", "-m", "8", *GRPC_HEADERS, "-d",
                     messages / "small.framed", f"http://{server.address}{SERVICE}Attend")
     assert "4000 succeeded, 0 failed, 0 errored, 0 timeout" in said and "4000 2xx" in said

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spans that a server sends, read by OpenTelemetry's own classes (opentelemetry-proto)."""
+"""A server's spans, parsed with OpenTelemetry's own classes (opentelemetry-proto)."""
 
 from concurrent import futures
 
@@ -26,7 +26,7 @@ class Collector(rpc.TraceServiceServicer):
 
 
 def unknown_fields(message):
-    """Whether the message, or one within it, has a field that its class does not know."""
+    """Whether the message or a nested one has fields that its class does not know."""
     again = type(message)()
     again.ParseFromString(message.SerializeToString())
     again.DiscardUnknownFields()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python of client/python's pages on Hugging Face, masks and training, word for word: a page's
-blocks one after the other. The benchmark that their numbers are from."""
+"""Runs the Python blocks of client/python's pages on Hugging Face, masks and training as they are,
+each page's in order, and the benchmark that their figures are from."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def blocks(page, language):
 
 
 def run_blocks(page, replaced):
-    """The page's names after its last block."""
+    """Runs the page's blocks; returns the variables after the last one."""
     names, found = {}, blocks(page, "python")
     assert len(found) >= 2
     for block in found:
@@ -35,7 +35,7 @@ def run_blocks(page, replaced):
 
 @pytest.fixture
 def model_folder(tmp_path):
-    """What from_pretrained("your/model") finds: a small model with random weights, its words."""
+    """A folder for from_pretrained(): a small model with random weights, and its tokenizer."""
     pytest.importorskip("transformers")
     import tokenizers
     import transformers
@@ -60,7 +60,7 @@ def test_hugging_face(server, client, model_folder):
         assert torch.equal(names["tokens"], model.generate(**inputs, max_new_tokens=20))
 
 
-def test_the_benchmark_of_both_pages(client, monkeypatch, capsys):
+def test_the_benchmark_of_the_pages(client, monkeypatch, capsys):
     pytest.importorskip("transformers")
     import attend
     import transformers_ways
@@ -80,7 +80,7 @@ def test_the_benchmark_of_both_pages(client, monkeypatch, capsys):
 
 def test_training(server, client, monkeypatch):
     functional, name = torch.nn.functional, "scaled_dot_product_attention"
-    monkeypatch.setattr(functional, name, getattr(functional, name))  # the page sets its own
+    monkeypatch.setattr(functional, name, getattr(functional, name))  # the page replaces it
     heads, x = torch.nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(2, 9, 32)
     before = heads(x, x, x, need_weights=False)[0]
     names = run_blocks("training.md", {ADDRESS: server.address})

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""perf_analyzer of PyPI, unmodified, against a server: tensors in messages and in system shared
-memory, several concurrencies.
+"""The unmodified perf_analyzer from PyPI against a server: inline tensors and system shared memory,
+several concurrencies.
 
 It needs a newer glibc than Debian 12's, so it runs in a Debian 13: the folder $ATTEND_PERF_ANALYZER
-or build/ecosystem/perf-analyzer, made with debootstrap if there is none. That takes root."""
+or build/ecosystem/perf-analyzer, made with debootstrap if it does not exist, which takes root."""
 
 import csv
 import os
@@ -21,12 +21,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 MODEL = "attention_bf16_bhld_causal"
 SHAPES = [f"--shape={name}:{heads},64,64" for name, heads in (("q", 4), ("k", 2), ("v", 2))]
 PROGRAM = "/opt/pa/bin/perf_analyzer"
-PACKAGE = "perf-analyzer>=2.60,<2.61"  # before, PyPI has empty placeholders
+PACKAGE = "perf-analyzer>=2.60,<2.61"  # earlier versions on PyPI are empty placeholders
 
 
 @pytest.fixture(scope="module")
 def debian():
-    """The folder of a Debian 13 that has perf_analyzer."""
+    """The folder of a Debian 13 with perf_analyzer."""
     if os.geteuid() != 0:
         pytest.skip("chroot needs root")
     folder = pathlib.Path(os.environ.get("ATTEND_PERF_ANALYZER") or
@@ -36,7 +36,7 @@ def debian():
     installed = [path.name for path in folder.glob(
         "opt/pa/lib/python3*/site-packages/perf_analyzer-*.dist-info")]
     assert len(installed) == 1 and installed[0].startswith("perf_analyzer-2.60."), \
-        f"{folder} has {installed}, must have {PACKAGE}; without the folder it is made anew"
+        f"{folder} has {installed}, must have {PACKAGE}; delete the folder to make it again"
     return folder
 
 
@@ -56,7 +56,8 @@ def make(folder):
         shutil.copy("/etc/ssl/certs/ca-certificates.crt", certificates)
         subprocess.run(["chroot", folder, "python3", "-m", "venv", "/opt/pa"], check=True,
                        capture_output=True)
-        # The CUDA runtime: for shared memory of either kind it loads libcudart.so, without a GPU.
+        # Includes the CUDA runtime, which perf_analyzer loads for both kinds of shared memory, even
+        # without a GPU.
         subprocess.run(["chroot", folder, "/opt/pa/bin/pip", "install", "-q", PACKAGE,
                         "nvidia-cuda-runtime-cu12"], check=True, capture_output=True)
         packages, = (folder / "opt/pa/lib").glob("python3*/site-packages")
@@ -78,7 +79,7 @@ def oip_server(tmp_path_factory):
 
 
 def run(debian, server, *flags):
-    """The rows of its report, by concurrency."""
+    """Runs perf_analyzer; returns the rows of its report by concurrency."""
     return run_command(debian, [
         "-i", "grpc", "-u", server.address, "-m", MODEL, *SHAPES,
         "--measurement-mode=count_windows", "--measurement-request-count=50", *flags])
@@ -87,7 +88,7 @@ def run(debian, server, *flags):
 def run_command(debian, arguments, seconds=240):
     report = debian / "tmp/report.csv"
     report.unlink(missing_ok=True)
-    # The chroot sees the server's shared memory: that is what is tested.
+    # The chroot needs the server's /dev/shm, which is under test.
     script = ('mount --bind /dev/shm "$0/dev/shm"; '
               'exec chroot "$0" env LD_LIBRARY_PATH=/opt/pa/lib "$@"')
     (debian / "dev/shm").mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ def test_concurrency_sweep(debian, oip_server, memory):
     assert set(rows) == {1, 2, 3}
     for row in rows.values():
         assert float(row["Inferences/Second"]) > 0
-        # The server's own statistics, which it reads before and after each window.
+        # From the server's own statistics, which it reads before and after each window.
         assert float(row["Server Compute Infer"]) > 0
         assert float(row["p99 latency"]) >= float(row["p50 latency"]) > 0
     shared = oip_server.metric("attend_transport_bytes_total", transport="shm") - before
@@ -119,7 +120,7 @@ def test_concurrency_sweep(debian, oip_server, memory):
 
 
 def test_random_bytes_batches_parameters_and_streams(debian, oip_server):
-    """By default every input is random bytes, NaN and Inf among them."""
+    """By default all inputs are random bytes, including NaN and Inf."""
     rows = run(debian, oip_server, "-b", "3", "--request-parameter=scale:0.25:string",
                "--request-parameter=window_left:8:int")
     assert float(rows[1]["Inferences/Second"]) > 0
@@ -127,7 +128,7 @@ def test_random_bytes_batches_parameters_and_streams(debian, oip_server):
     assert float(rows[1]["Inferences/Second"]) > 0
 
 
-def test_the_commands_of_the_page_are_true(debian, oip_server):
+def test_the_commands_of_the_page_work(debian, oip_server):
     page = (ROOT / "server/oip/README.md").read_text()
     block, = [b for b in re.findall(r"^```sh\n(.*?)^```", page, re.M | re.S)
               if "perf_analyzer -i" in b]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other systems, each by a script of its own that says where it cannot run: the image of a plain
-`docker build`, and the quick start on a bare Debian 13."""
+"""Other systems, each tested by a script that exits with 77 where it cannot run: the image of a
+plain `docker build`, and the quick start on a bare Debian 13."""
 
 import subprocess
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlexAttention's BlockMask. Its own attention is the measure, and of gradients, which it has not
-on a CPU, the mask function written out."""
+"""FlexAttention's BlockMask. Answers are compared with flex_attention's, and gradients, which it
+does not have on a CPU, with those of the equal dense mask."""
 
 import pytest
 
@@ -26,7 +26,8 @@ def tensors():
     return [torch.randn(BATCH, HEADS, rows, DIM, requires_grad=True) for rows in (ROWS, KEYS, KEYS)]
 
 
-CASES = [(name, (BATCH, HEADS)) for name in MASKS]  # and those that are alike for all heads, once
+CASES = [(name, (BATCH, HEADS)) for name in MASKS]
+# Masks that do not depend on sequence and head are also made for a batch and heads of 1.
 CASES += [(name, (None, None)) for name in MASKS if name not in ("documents", "by_head")]
 
 
@@ -46,8 +47,8 @@ def test_mask_functions(name, shape, block):
             torch.testing.assert_close(ours, one, rtol=1e-4, atol=1e-5)
 
 
-def test_blocks_without_a_function():
-    """Which blocks are seen is all there is; what stands beyond their number means nothing."""
+def test_blocks_without_a_mask_function():
+    """Only the visible blocks are given; indices beyond their count are ignored."""
     counts = torch.tensor([[[2, 0, 1]]], dtype=torch.int32)
     indices = torch.tensor([[[[2, 0, 2], [1, 1, 1], [1, 7, -1]]]], dtype=torch.int32)
     mask = flex.BlockMask.from_kv_blocks(counts, indices, BLOCK_SIZE=(32, 64),
@@ -59,7 +60,7 @@ def test_blocks_without_a_function():
     assert torch.equal(dense[0, 0], seen)
 
 
-def test_full_blocks_do_not_ask_the_function():
+def test_full_blocks_ignore_the_mask_function():
     full = torch.tensor([[[1]]], dtype=torch.int32), torch.tensor([[[[1]]]], dtype=torch.int32)
     part = torch.tensor([[[1]]], dtype=torch.int32), torch.tensor([[[[0]]]], dtype=torch.int32)
     mask = flex.BlockMask.from_kv_blocks(*part, *full, BLOCK_SIZE=64, seq_lengths=(64, 128),

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eager mode: what autograd sees without operators, who gets operators even so, and calls like ones
-before, which are not checked again."""
+"""Eager mode: the autograd function without operators, the cases that use operators even so, and
+repeated calls with a cached plan."""
 
 import contextlib
 
@@ -42,7 +42,7 @@ def gradients(function, *tensors, d_o, context=contextlib.nullcontext):
     return [o.detach(), *(x.grad for x in given)]
 
 
-def test_a_mode_sees_the_operator_and_the_bits_are_the_same():
+def test_a_dispatch_mode_gets_the_operator_and_the_same_bits():
     tensors, d_o, watch = inputs(), torch.randn(2, 4, 6, 5), Watch()
     eager = gradients(attend.torch.attention, *tensors, d_o=d_o)
     watched = gradients(attend.torch.attention, *tensors, d_o=d_o, context=lambda: watch)
@@ -50,7 +50,7 @@ def test_a_mode_sees_the_operator_and_the_bits_are_the_same():
     assert all(torch.equal(one, other) for one, other in zip(eager, watched))
 
 
-def test_eager_mode_runs_no_operator():
+def test_eager_mode_does_not_use_the_operator():
     with torch.profiler.profile() as profile:
         gradients(attend.torch.attention, *inputs(), d_o=torch.randn(2, 4, 6, 5))
     names = {event.key for event in profile.key_averages()}
@@ -58,13 +58,13 @@ def test_eager_mode_runs_no_operator():
     assert not any("attend::" in name for name in names)
 
 
-def test_tensors_without_memory_have_shapes():
+def test_meta_tensors_give_shapes():
     o, lse = attend.torch.attention(*(x.to("meta") for x in inputs()), return_lse=True)
     assert o.is_meta and o.shape == (2, 4, 6, 5) and lse.shape == (2, 4, 6)
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
-def test_transforms_raise(transform):
+def test_functorch_transforms_raise(transform):
     q, k, v = inputs()
     with pytest.raises(RuntimeError, match="functorch transforms"):
         transform(lambda q: attend.torch.attention(q, k, v).sum())(q)
@@ -79,7 +79,7 @@ def test_vmap_is_a_loop():
     assert torch.equal(got, torch.stack([attend.torch.attention(q, k, v) for q in several]))
 
 
-def test_a_second_derivative_beside_others_raises():
+def test_a_second_derivative_raises_in_a_larger_graph():
     q, k, v = leaves(*inputs())
     first, = torch.autograd.grad(attend.torch.attention(q, k, v).square().sum(), q,
                                  create_graph=True)
@@ -88,8 +88,8 @@ def test_a_second_derivative_beside_others_raises():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_one_answer_alone_has_gradients(compiled, monkeypatch):
-    """The other one's gradient is None, not a tensor of zeros."""
+def test_gradients_through_only_one_of_o_and_lse(compiled, monkeypatch):
+    """The gradient of the other one is None, not a tensor of zeros."""
     given, seen = [], attend_kernels.attention_backward
 
     def noted(*arguments, **options):
@@ -113,7 +113,7 @@ def test_one_answer_alone_has_gradients(compiled, monkeypatch):
         assert [x is None for x in given] == [True, False, False, False]
 
 
-def test_no_gradient_by_slopes_is_wanted_under_no_grad():
+def test_slopes_may_require_grad_under_no_grad():
     slopes = torch.ones(4, requires_grad=True)
     with torch.no_grad():
         assert attend.torch.attention(*inputs(), alibi_slopes=slopes).isfinite().all()
@@ -122,14 +122,14 @@ def test_no_gradient_by_slopes_is_wanted_under_no_grad():
 @pytest.mark.parametrize("options,name", [(dict(window=(1.5, 0)), "window_left"),
                                           (dict(kernel=None), "kernel"),
                                           (dict(sinks=[0.0] * 4), "sinks")])
-def test_what_is_no_argument_is_named(options, name):
+def test_arguments_of_the_wrong_type_are_named(options, name):
     with pytest.raises(RuntimeError, match=f"argument '{name}'"):
         attend.torch.attention(*inputs(), **options)
 
 
 @pytest.fixture
 def plans(monkeypatch):
-    """(forward, backward), empty."""
+    """Empty plan caches: (forward, backward)."""
     both = []
     for module in (_attention, _gradients):
         both.append(type(module._plans)(module._plans._tensors))
@@ -146,9 +146,8 @@ def step(tensors, d_o, d_lse=None, **options):
 @pytest.mark.parametrize("options", [dict(), dict(causal=True, window=(3, 1)),
                                      dict(dropout_p=0.4, dropout_seed=3)])
 @pytest.mark.parametrize("with_lse", [False, True])
-def test_a_call_like_one_before(plans, dtype, options, with_lse):
-    """Other numbers at other addresses, and other seeds, by the same plan: the bits of a first call
-    in a process."""
+def test_a_planned_call_has_the_bits_of_a_first_call(plans, dtype, options, with_lse):
+    """With other values at other addresses, and other seeds."""
     for seed in (3, 2**64 - 1, 3):
         if options.get("dropout_p"):
             options = dict(options, dropout_seed=seed)
@@ -165,7 +164,7 @@ def test_a_call_like_one_before(plans, dtype, options, with_lse):
             one._by_key.update(by_key)
 
 
-def test_what_a_plan_does_not_cover_is_checked(plans):
+def test_arguments_that_a_plan_does_not_cover_are_checked(plans):
     q, k, v = inputs()
     attention, dropped = attend_kernels.attention, dict(dropout_p=0.5, dropout_seed=1)
     attention(q, k, v)
@@ -186,8 +185,8 @@ def test_what_a_plan_does_not_cover_is_checked(plans):
     assert len(plans[0]._by_key) == 2
 
 
-def test_calls_with_other_arrays_have_no_plan(plans):
-    """Whose content is read, or whose address is in the struct."""
+def test_calls_with_further_arrays_have_no_plan(plans):
+    """Arrays whose content is read, or whose address is in the parameters."""
     q, k, v = inputs()
     for _ in range(2):
         for options in (dict(bias=torch.zeros(9)), dict(sinks=torch.zeros(4)),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NestedTensors, PyTorch's sequences of different lengths: each as its own dense attention."""
+"""NestedTensors, PyTorch's sequences of different lengths, compared with dense attention of each
+sequence."""
 
 import attend
 import attend_kernels
@@ -19,12 +20,12 @@ def rows(lengths, heads, dim, dtype=torch.float32, device="cpu"):
 
 
 def nested(parts):
-    """[B, heads, rows, D], as nn.MultiheadAttention and models make them."""
+    """A NestedTensor [B, heads, rows, D], as nn.MultiheadAttention and models make them."""
     return torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
 
 
 def qkv(dtype=torch.float32, device="cpu", keys=(3, 6, 1), heads=(4, 4, 4)):
-    """NestedTensors, with gradients, and their leaves: rows of all sequences."""
+    """NestedTensors q, k and v, their leaves (the rows of all sequences), and the offsets."""
     leaves = [x.requires_grad_() for x in (
         torch.cat(rows(lengths, n, dim, dtype, device))
         for lengths, n, dim in zip(((3, 6, 1), keys, keys), heads, (8, 8, 5)))]
@@ -36,7 +37,7 @@ def qkv(dtype=torch.float32, device="cpu", keys=(3, 6, 1), heads=(4, 4, 4)):
 
 
 def one_by_one(leaves, starts, **options):
-    """PyTorch's answer for each sequence alone, in rows of double."""
+    """PyTorch's answer for each sequence alone in double precision, packed."""
     parts = [[x[begin:end].double().transpose(0, 1) for begin, end in zip(at, at[1:])]
              for x, at in zip(leaves, (starts[0], starts[1], starts[1]))]
     return torch.cat([torch.nn.functional.scaled_dot_product_attention(*each, **options)
@@ -48,7 +49,7 @@ def one_by_one(leaves, starts, **options):
 @pytest.mark.parametrize("options", [dict(), dict(is_causal=True), dict(scale=0.3)])
 @pytest.mark.parametrize("keys", [None, (4, 2, 5)])
 def test_answers_and_gradients(device, dtype, bound, options, keys):
-    """keys: their lengths; None: those of the queries, of one and the same tensor."""
+    """keys: lengths of the keys; None: the queries' offsets, as the same tensor."""
     tensors, leaves, starts = qkv(dtype, device, keys or (3, 6, 1))
     if keys is None:
         starts[1] = starts[0]
@@ -101,7 +102,7 @@ def test_served(client):
 
 
 def refusals():
-    """(arguments, options, words)"""
+    """(arguments, options, message)"""
     q = nested(rows((3, 5), 2, 8))
     other = nested(rows((5, 3), 2, 8))
     strided = torch.nested.nested_tensor([torch.randn(2, 3, 8), torch.randn(2, 5, 8)],
@@ -120,7 +121,7 @@ def refusals():
 
 
 @pytest.mark.parametrize("case", range(9))
-def test_what_is_refused(case):
+def test_unsupported_arguments_are_refused(case):
     tensors, options, words = refusals()[case]
     with pytest.raises(ValueError, match=words):
         ours(*tensors, **options)
@@ -129,8 +130,8 @@ def test_what_is_refused(case):
 @pytest.mark.parametrize("function", [attend_kernels.attention, attend.attention,
                                       attend.torch.attention])
 @pytest.mark.parametrize("case", [0, 5])
-def test_other_functions_say_what_to_do(function, case):
-    """The values and offsets are packed sequences."""
+def test_other_functions_refuse_nested_tensors_with_advice(function, case):
+    """The advice: pass values and offsets as packed sequences."""
     bad, plain = refusals()[case][0], refusals()[1][0][1]
     for place, name in enumerate("qkv"):
         tensors = [plain] * 3

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators under autograd and torch.compile, the modules, and the plain module that has no
-gradients."""
+"""The operators under autograd and torch.compile, the modules, and attend_kernels, which has no
+autograd."""
 
 import functools
 
@@ -32,10 +32,10 @@ OPTIONS = [dict(), dict(causal=True), dict(window=(3, 1), softcap=2.0, scale=0.4
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_differences(options):
-    """With sinks and LSE, which are float32. A difference is off by its answers' roundings, some
-    1e-6 of numbers around 1, over a step of 2^-5, and by the third derivative, below 8, times the
-    step squared over 6."""
+def test_gradcheck_in_float32(options):
+    """With sinks and LSE, which are float32. The error of a finite difference is the rounding of
+    the answers, some 1e-6 for values around 1, over the step of 2^-5, plus the third derivative,
+    below 8, times the step squared over 6."""
     q, k, v = leaves(*inputs(lq=4, lk=5, d=3, dv=2, b=2))
     options = {name: x.clamp(max=4) if "lengths" in name else x for name, x in options.items()}
     bias, sinks = leaves(torch.randn(2, 1, 1, 5), torch.randn(4))
@@ -44,7 +44,7 @@ def test_differences(options):
         return attend.torch.attention(q, k, v, bias=bias, sinks=sinks, return_lse=True,
                                       kernel="cpu_reference", **options)
 
-    def finite(*tensors):  # -inf has no differences
+    def finite(*tensors):  # differences of -inf are NaN
         o, lse = function(*tensors)
         return o, lse.masked_fill(lse.isinf(), 0.0)
 
@@ -55,7 +55,7 @@ def test_differences(options):
 
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kernel", ["cpu_flash", "cpu_reference"])
-def test_the_bits_of_the_plain_module(options, kernel):
+def test_the_operator_has_the_bits_of_attend_kernels(options, kernel):
     tensors, d_o, d_lse = inputs(), torch.randn(2, 4, 6, 5), torch.randn(2, 4, 6)
     given = leaves(*tensors)
     got = attend.torch.attention(*given, kernel=kernel, return_lse=True, **options)
@@ -84,7 +84,7 @@ def test_opcheck(dropped):
 
 
 @pytest.mark.parametrize("layout", ["BHLD", "BLHD", "LHD"])
-def test_compiled_is_as_eager(layout):
+def test_compiled_equals_eager(layout):
     def loss(q, k, v, sinks, lengths):
         packed = dict(cu_seqlens_q=lengths, cu_seqlens_k=lengths, max_seqlen_q=q.shape[0],
                       max_seqlen_k=k.shape[0]) if layout == "LHD" else {}
@@ -122,14 +122,14 @@ def test_compiled_dropout():
         again = compiled(*given)
         assert not torch.equal(o, again)
         o.sum().backward()
-        # dV_j sums the column j of the weights, kept ones alone.
+        # dV_j is the sum over the kept weights of column j.
         columns = o.detach().unflatten(1, (2, 2)).sum((2, 3))
         assert (given[2].grad.sum(-1) / 9 - columns).abs().max() < 1e-5
         drawn.append(o)
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
-def test_compiled_dropout_is_as_eager():
+def test_compiled_dropout_equals_eager():
     q, k, v = inputs()
     seed = torch.tensor(12)
     function = functools.partial(attend.torch.attention, dropout_p=0.4, dropout_seed=seed)
@@ -156,7 +156,7 @@ def test_compiled_dropout_takes_seeds_as_integers():
     (torch.tensor(3, dtype=torch.int32), TypeError, "has dtype torch.int32, must have torch.int64"),
     (torch.tensor([1, 2]), ValueError, "dropout_seed has 2 elements, must have 1"),
 ])
-def test_seeds_that_are_refused(seed, failure, words):
+def test_invalid_seeds_are_refused(seed, failure, words):
     for p in (0.0, 0.5, 1.0):
         with pytest.raises(failure, match=words):
             attend.torch.attention(*inputs(), dropout_p=p, dropout_seed=seed)
@@ -169,7 +169,7 @@ def test_seeds_of_other_integer_types():
             attend.torch.attention(*tensors, dropout_p=0.5, dropout_seed=seed), wanted)
 
 
-def test_compiled_attention_for_other_lengths():
+def test_compiled_attention_for_several_lengths():
     attention = torch.compile(attend.torch.scaled_dot_product_attention, fullgraph=True,
                               dynamic=True)
     for length in (5, 8, 33):
@@ -179,7 +179,7 @@ def test_compiled_attention_for_other_lengths():
                                                                           is_causal=True))
 
 
-def test_what_has_no_gradient_raises():
+def test_unsupported_gradients_raise():
     q, k, v = leaves(*inputs())
     slopes = torch.ones(4, requires_grad=True)
     with pytest.raises(attend_kernels.Error, match="alibi_slopes requires grad"):
@@ -215,7 +215,7 @@ def test_the_plain_module_drops_no_gradient():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_cpu_tensors_in_the_plain_module(dtype):
+def test_cpu_tensors_in_attend_kernels(dtype):
     q, k, v = (x.to(dtype) for x in inputs())
     o, lse = attend_kernels.attention(q, k, v, causal=True, return_lse=True)
     assert o.dtype == dtype and o.device.type == "cpu" and lse.dtype == torch.float32
@@ -245,7 +245,7 @@ def test_modules(options):
 MODULES = [attend.torch.FlashAttention, attend.torch.StandardAttention]
 
 
-def test_modules_drop_in_training_alone():
+def test_modules_apply_dropout_only_in_training():
     tensors = inputs(lq=60, lk=50)
     for module in MODULES:
         drops, keeps = module(dropout=0.5, causal=True), module(causal=True)
@@ -259,7 +259,7 @@ def test_modules_drop_in_training_alone():
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_modules_that_drop_all(module):
+def test_modules_with_dropout_1(module):
     tensors = inputs(lq=9, lk=7)
     drops, keeps = module(dropout=1.0), module()
     given = leaves(*tensors)
@@ -271,13 +271,13 @@ def test_modules_that_drop_all(module):
 
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("p", [-0.1, 1.5, 0.999999, float("nan")])
-def test_modules_refuse_what_cannot_be_dropped(module, p):
+def test_modules_refuse_invalid_dropout(module, p):
     with pytest.raises(ValueError, match=rf"dropout is {p}, must be in \[0, 1 - 2\^-17\), or 1"):
         module(dropout=p)
 
 
-def test_nothing_dropped_reaches_an_answer():
-    """NaN neither; LSE and its gradients are as without dropout."""
+def test_dropout_1_ignores_values():
+    """Even NaN; LSE and its gradients are as without dropout."""
     given, nan = leaves(*inputs()), leaves(*inputs())
     with torch.no_grad():
         nan[0][0, 0, 0, 0] = nan[2][0, 0, 0, 0] = float("nan")
@@ -291,7 +291,7 @@ def test_nothing_dropped_reaches_an_answer():
     assert all(map(torch.equal, got, torch.autograd.grad(wanted.sum(), plain)))
 
 
-def test_modules_take_masks_of_bool():
+def test_modules_accept_bool_masks():
     tensors = inputs(lq=9, lk=7)
     mask = torch.rand(2, 1, 9, 7) < 0.6
     flash, standard = attend.torch.FlashAttention(), attend.torch.StandardAttention()
@@ -299,7 +299,7 @@ def test_modules_take_masks_of_bool():
           tensors, mask=mask, gqa=True)
 
 
-def test_checkpointing_repeats_the_weights_that_were_dropped():
+def test_checkpointing_repeats_the_dropout_mask():
     q, k, v = leaves(*inputs())
     function = functools.partial(attend.torch.attention, dropout_p=0.5)
     torch.manual_seed(5)

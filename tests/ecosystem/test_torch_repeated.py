@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Equal calls one after the other, whose arguments are containers of every kind that change in
-between: each is computed from its own numbers, and from nothing that the call before has freed."""
+"""Repeated calls whose arguments are containers of every kind and change in between: each call uses
+its own values, and no memory that an earlier call has freed."""
 
 import array
 
@@ -18,7 +18,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no GPU is visible"))]
 HEADS, KEYS = 4, 9
 SHAPES = ((2, HEADS, 6, 8), (2, 2, KEYS, 8), (2, 2, KEYS, 5))
-# Two values of each argument that may be a container, and what the formulas of lengths need.
+# Two values for each argument that may be a container.
 VALUES = {
     "sinks": ([1.0, 2.0, -1.0, 0.5], [-3.0, 4.0, 0.25, 2.0]),
     "alibi_slopes": ([0.5, 0.25, 0.125, 1.0], [0.0, 2.0, 0.5, 0.0625]),
@@ -46,7 +46,7 @@ def as_tuple_of_tensors(numbers):
         torch.tensor(numbers)
 
 
-# By name: a container of numbers, made new for each call.
+# Functions that make a container of numbers, by name.
 FORMS = {
     "list": lambda numbers, dtype, device: copied(numbers),
     "tuple": lambda numbers, dtype, device: as_tuple(numbers),
@@ -62,7 +62,7 @@ FORMS = {
 
 
 def poison(device):
-    """Overwrites small memory that was freed, for as long as the result lives."""
+    """Overwrites freed small blocks of memory, and holds them as long as the result lives."""
     held = [bytearray(b"\xfe" * size) for size in range(8, 520, 8) for _ in range(8)]
     if device == "cuda":
         torch.cuda.synchronize()
@@ -93,13 +93,13 @@ def same(ours, plain):
 
 
 def array_of(numbers, dtype):
-    """A form whose calls have no plan: NumPy's arrays cannot be hashed."""
+    """The numbers in a form without plans, as NumPy arrays cannot be hashed."""
     return np.array(numbers, dtype)
 
 
 def repeated(name, device, call, expected):
-    """call(n, argument) in each form, twice, with other numbers, and with the first ones again,
-    against expected[n]."""
+    """Compares call(n, argument) with expected[n] in each form, with values that alternate and
+    repeat."""
     dtype = DTYPES.get(name.partition(" ")[0], "int64")
     assert not same(*expected)
     for form, made in FORMS.items():
@@ -118,7 +118,7 @@ def forward(call, tensors, **options):
 
 
 def one_by_one(tensors, options):
-    """O and LSE of an argument that is new, of a kind for which no call is ever like another."""
+    """O and LSE of a call without a plan: `options` have an array."""
     return forward(attend_kernels.attention, [x.clone() for x in tensors], **options)
 
 
@@ -141,7 +141,7 @@ def test_attention(device, name, call):
 @pytest.mark.parametrize("form", ["list", "array", "tensor on the host", "tensor",
                                   "tuple of 0-d tensors"])
 def test_an_argument_that_is_changed_in_place(device, form):
-    """The same container, which has other numbers the next time."""
+    """The second call gets the same container with other values."""
     tensors, sinks = inputs(device), FORMS[form]([1.0, 2.0, -1.0, 0.5], "float32", device)
     before = forward(attend_kernels.attention, tensors, sinks=sinks)
     for n in range(HEADS):
@@ -162,7 +162,7 @@ WINDOWS = {"list": list, "tuple": tuple, "array": np.array, "tensor": torch.tens
 
 @pytest.mark.parametrize("form", WINDOWS)
 def test_windows(form):
-    """Also where the container is the same object with other sides in it."""
+    """Also if the same container has other values in a later call."""
     tensors = inputs("cpu")
     expected = [forward(attend_kernels.attention, tensors, window=sides)
                 for sides in ((2, 0), (1, 3))]
@@ -193,8 +193,8 @@ def test_gradients(device, name, call):
         d_o, *tensors, *answers[n], wanted=wanted, **{**options, argument: given}), expected)
 
 
-def test_sinks_and_slopes_in_tuples_are_exact():
-    """By the formulas in double."""
+def test_sinks_and_slopes_in_tuples():
+    """Compared with the formulas in double precision."""
     q, k, v = inputs("cpu")
     options = dict(sinks=(1.0, 2.0, -1.0, 0.5), alibi_slopes=(0.5, 0.25, 0.125, 1.0))
     d_o, plain = torch.randn(2, HEADS, 6, 5), [x.double().numpy() for x in (q, k, v)]
@@ -211,7 +211,7 @@ def test_sinks_and_slopes_in_tuples_are_exact():
 
 @pytest.mark.parametrize("form", [tuple, list, iter, lambda names: dict.fromkeys(names).keys()])
 def test_wanted(form):
-    """In its order, in any form; a name that is there twice is refused."""
+    """Gradients come in the order of `wanted`, which may be any iterable without duplicates."""
     tensors, d_o = inputs("cpu"), torch.randn(2, HEADS, 6, 5)
     answer = forward(attend_kernels.attention, tensors)
     expected = attend_kernels.attention_backward(d_o, *tensors, *answer)
@@ -223,7 +223,7 @@ def test_wanted(form):
             attend_kernels.attention_backward(d_o, *tensors, *answer, wanted=("q", "k", "q"))
 
 
-def test_wanted_of_a_server(client):
+def test_wanted_with_a_server(client):
     tensors, d_o = inputs("cpu"), torch.randn(2, HEADS, 6, 5)
     answer = forward(client.attention, tensors)
     expected = client.backward(d_o, *tensors, *answer)

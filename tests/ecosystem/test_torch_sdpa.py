@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend.torch.scaled_dot_product_attention in the place of PyTorch's."""
+"""attend.torch.scaled_dot_product_attention as a replacement of PyTorch's."""
 
 import functools
 
@@ -20,7 +20,7 @@ def inputs(*shapes, dtype=torch.float32):
 
 
 def both(tensors, attn_mask=None, is_causal=False, scale=None, enable_gqa=False):
-    """A mask of numbers whose gradient is asked for is the fourth of `tensors`."""
+    """Compares both functions. An additive mask whose gradient is checked is the fourth tensor."""
     def call(function, q, k, v, mask=attn_mask):
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.to(q.dtype)
@@ -60,7 +60,7 @@ def test_grouped_heads(is_causal):
 
 @pytest.mark.parametrize("heads", [(4, 2, 1), (8, 2, 4), (6, 3, 2), (4, 1, 4)])
 def test_k_and_v_with_other_numbers_of_heads(heads):
-    """PyTorch repeats each to query's."""
+    """PyTorch repeats each to the number of query's heads."""
     tensors = inputs(*((2, n, 9, 16) for n in heads))
     many = [x.repeat_interleave(heads[0] // x.shape[1], 1) for x in tensors]
     got, wanted = (ours(*tensors, enable_gqa=True), ours(*many))
@@ -92,7 +92,7 @@ def test_masks_of_more_dimensions():
         both([*tensors, torch.randn(shape)])
 
 
-def test_rows_without_a_key_are_0_and_so_are_their_gradients():
+def test_rows_without_a_key_and_their_gradients_are_0():
     q, k, v = (x.requires_grad_() for x in inputs(*[(1, 2, 5, 8)] * 3))
     mask = torch.ones(5, 5, dtype=torch.bool)
     mask[2] = False
@@ -102,7 +102,7 @@ def test_rows_without_a_key_are_0_and_so_are_their_gradients():
     assert (q.grad[:, :, 2] == 0).all() and all(x.grad.isfinite().all() for x in (q, k, v))
 
 
-def test_memory_in_any_order():
+def test_strided_tensors_and_gradients():
     q, k, v = (x.transpose(1, 2) for x in inputs(*[(2, 17, 3, 16)] * 3))
     both([q, k, v], is_causal=True)
     turned = inputs(*[(2, 3, 16, 17)] * 3)
@@ -148,8 +148,8 @@ def test_meta_tensors(options):
 
 
 @pytest.mark.parametrize("options", [dict(), dict(attn_mask=True), dict(key_padding_mask=True)])
-def test_in_the_place_of_pytorchs(monkeypatch, options):
-    """For modules that look it up when they run."""
+def test_modules_use_the_replacement(monkeypatch, options):
+    """Modules look the function up when they run."""
     module = torch.nn.MultiheadAttention(32, 4, batch_first=True)
     x = torch.randn(2, 9, 32)
     masks = dict(attn_mask=torch.ones(9, 9, dtype=torch.bool).triu(1),
@@ -190,7 +190,7 @@ def test_autocast():
     (dict(attn_mask=torch.zeros(7, 9, dtype=torch.int32)), attend_kernels.Error, "bias has dtype"),
     (dict(scale=float("nan")), attend_kernels.Error, "scale"),
 ])
-def test_what_is_refused(options, failure, words):
+def test_invalid_options_are_refused(options, failure, words):
     with pytest.raises(failure, match=words):
         ours(*inputs((1, 2, 7, 16), (1, 2, 9, 16), (1, 2, 9, 16)), **options)
 
@@ -204,12 +204,12 @@ def test_what_is_refused(options, failure, words):
     ((7, 0), (9, 0), (9, 8), ValueError, "query has head dim 0, must be in .1, 256."),
     ((7, 8), (9, 8), (9, 0), ValueError, "value has head dim 0, must be in .1, 256."),
 ])
-def test_shapes_that_are_refused(q, k, v, failure, words):
+def test_invalid_shapes_are_refused(q, k, v, failure, words):
     with pytest.raises(failure, match=words):
         ours(*inputs(q, k, v))
 
 
-@pytest.mark.parametrize("dim", [16, 24])  # float32 holds 1 / 4, and not 1 / sqrt(24)
+@pytest.mark.parametrize("dim", [16, 24])  # float32 can represent 1 / 4, not 1 / sqrt(24)
 @pytest.mark.parametrize("options", [dict(), dict(is_causal=True), dict(attn_mask=True)])
 def test_double(options, dim):
     tensors = inputs((2, 4, 9, dim), (2, 2, 9, dim), (2, 2, 9, 8), dtype=torch.float64)
@@ -235,7 +235,7 @@ def seeded(function, seed, *arguments, **options):
 
 
 def factors(q, k, p, seed, **options):
-    """What dropout multiplies the weights by: with V the identity, O is the weights."""
+    """The factors that dropout applies to the weights: if V is the identity, O is the weights."""
     identity = torch.eye(k.shape[-2], dtype=torch.float64).expand(*k.shape[:-1], k.shape[-2])
     q, k = q.double(), k.double()
     return torch.nan_to_num(seeded(ours, seed, q, k, identity, dropout_p=p, **options) /
@@ -263,7 +263,7 @@ def test_dropout(options, p, dtype):
 
 
 def test_dropout_rate():
-    """Six standard deviations of how many of the weights are dropped."""
+    """The share of dropped weights is within six standard deviations."""
     zero = torch.zeros(8, 256, 1)
     o = ours(zero, zero, torch.ones(8, 256, 1), dropout_p=0.25)
     dropped = 1 - 0.75 * o.double().mean()
@@ -277,7 +277,7 @@ def test_manual_seed_repeats_dropout():
     assert not torch.equal(first, ours(*tensors, dropout_p=0.5))
 
 
-def test_all_is_dropped():
+def test_dropout_of_1():
     tensors = [x.requires_grad_() for x in inputs(*[(1, 2, 5, 8)] * 3)]
     for function in (ours, theirs):
         o = function(*tensors, dropout_p=1.0)
@@ -286,7 +286,7 @@ def test_all_is_dropped():
             assert (gradient == 0).all()
 
 
-def test_masks_of_bool_have_the_bits_of_numbers():
+def test_bool_masks_give_the_bits_of_additive_masks():
     tensors = inputs((2, 3, 17, 16), (2, 3, 21, 16), (2, 3, 21, 16))
     for shape in ((17, 21), (1, 21), (17, 1), (2, 1, 17, 21), (2, 3, 17, 21)):
         mask = torch.rand(shape) < 0.7

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend.torch within attend.connect(): the server computes, with the bits that the same kernels
-give in process."""
+"""attend.torch within attend.connect(): the server computes, with the same bits as the kernels in
+process."""
 
 import threading
 
@@ -17,7 +17,7 @@ sdpa = attend.torch.scaled_dot_product_attention
 
 @pytest.fixture
 def answered(server):
-    """A function that asserts how many requests the server has answered since."""
+    """A function that asserts the number of requests answered since the test began."""
     def total():
         return server.metric("attend_requests_total", code="OK") - before
 
@@ -37,7 +37,7 @@ def inputs(*heads, lq=17, lk=21, dim=16, dtype=torch.float32):
 
 
 def run(function, tensors, **options):
-    """O and the gradients by the tensors."""
+    """O and the gradients of the tensors."""
     torch.manual_seed(9)
     o = function(*tensors, **options)
     weights = torch.linspace(-1, 1, o.numel()).reshape(o.shape).to(o.dtype)
@@ -95,11 +95,11 @@ def test_lse_and_its_gradient(client):
     same(client, both, inputs(4, 2, 2))
 
 
-def test_all_is_dropped(client):
+def test_dropout_of_1(client):
     same(client, sdpa, inputs(4, 4, 4), dropout_p=1.0)
 
 
-def test_gradients_come_from_where_the_forward_pass_was(client, answered):
+def test_the_backward_pass_runs_where_the_forward_pass_ran(client, answered):
     tensors = inputs(4, 4, 4)
     with attend.connect(client):
         o = sdpa(*tensors)
@@ -112,7 +112,7 @@ def test_gradients_come_from_where_the_forward_pass_was(client, answered):
     answered(2)
 
 
-def test_connections_are_chosen_by_blocks_and_end_with_them(client, answered):
+def test_connections_apply_to_the_thread_and_the_block(client, answered):
     tensors = inputs(4, 4, 4)
     with attend.connect(client):
         with attend.connect(None):
@@ -120,7 +120,7 @@ def test_connections_are_chosen_by_blocks_and_end_with_them(client, answered):
         answered(0)
         sdpa(*tensors)
         answered(1)
-        thread = threading.Thread(target=sdpa, args=tensors)  # of its own, so without it
+        thread = threading.Thread(target=sdpa, args=tensors)  # has no connection
         thread.start()
         thread.join()
         answered(1)
@@ -129,7 +129,7 @@ def test_connections_are_chosen_by_blocks_and_end_with_them(client, answered):
 
 
 def test_compiled_code_computes_where_it_runs(client, answered):
-    """Compiled once, whole, for both ways."""
+    """A single compilation serves both, without graph breaks."""
     compiled = torch.compile(lambda q, k, v: sdpa(q, k, v, is_causal=True) * 2,
                              backend="aot_eager", fullgraph=True)
     tensors = inputs(4, 4, 4)
@@ -147,22 +147,22 @@ def test_operators_under_functorch(client, answered):
     with attend.connect(client):
         got = torch.vmap(sdpa)(q[:, None], k[:, None], v[:, None])
     assert torch.equal(got[:, 0], wanted)
-    answered(2)  # a loop over the two
+    answered(2)  # vmap loops over the batch of two
 
 
 @pytest.mark.parametrize("dtype,words", [(torch.float64, "q has dtype float64, must be")])
-def test_what_a_server_does_not_take_is_refused(dtype, words, client):
+def test_dtypes_that_a_server_does_not_support_are_refused(dtype, words, client):
     with attend.connect(client), pytest.raises(attend.Error, match=words):
         sdpa(*inputs(4, 4, 4, dtype=dtype))
 
 
-def test_a_server_that_is_not_there():
-    with attend.Client("127.0.0.1:1", attempts=1) as nobody, attend.connect(nobody):
+def test_an_unreachable_server():
+    with attend.Client("127.0.0.1:1", attempts=1) as unreachable, attend.connect(unreachable):
         with pytest.raises(attend.Error, match="UNAVAILABLE"):
             sdpa(*inputs(4, 4, 4))
 
 
-def test_backward_is_computed_where_forward_was(server, client, answered):
+def test_the_backward_pass_needs_the_open_client(server, client, answered):
     tensors = inputs(4, 4, 4)
     with attend.connect(client):
         o = sdpa(*tensors)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example: a transformer that trains with attend, in process and over gRPC, follows one that
-trains with PyTorch's own attention."""
+"""The example train_transformer.py: training with attend, in process and over gRPC, follows
+training with PyTorch's own attention."""
 
 import itertools
 
@@ -21,8 +21,8 @@ def losses():
 
 
 def assert_follows(losses, ours):
-    """Roundings grow from step to step. The measure is what two of PyTorch's own computations are
-    apart until then."""
+    """Rounding errors grow from step to step. The difference may be 8 times the largest one so far
+    between two of PyTorch's own implementations."""
     torchs = losses["torch"]
     apart = [itertools.accumulate((abs(a - b) for a, b in zip(torchs, row, strict=True)), max)
              for row in (ours, losses["torch's math"])]
@@ -31,12 +31,12 @@ def assert_follows(losses, ours):
         assert off <= 8 * (theirs + rounding), f"step {step}: {off:.1e} apart, {theirs:.1e}"
 
 
-def test_the_losses_follow_each_other_step_by_step(losses):
+def test_losses_follow_pytorchs_at_every_step(losses):
     assert losses["torch"][-1] < 0.9 * losses["torch"][0]  # it learns
     assert_follows(losses, losses["attend"])
 
 
-def test_served_it_is_the_same_training(losses, client):
+def test_losses_follow_pytorchs_with_a_server(losses, client):
     with attend.connect(client):
         served = train_transformer.train(train_transformer.ATTENTIONS["attend"], steps=STEPS)
     assert_follows(losses, served)

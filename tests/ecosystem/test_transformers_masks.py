@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The masks of transformers as attend takes them: each shows what transformers' own matrix shows,
-and none is made into a matrix that can be said otherwise."""
+"""The masks of transformers as attend represents them: each is equal to transformers' own matrix,
+and a matrix is used only if nothing shorter describes the mask."""
 
 import pytest
 
@@ -32,7 +32,7 @@ class Layer:
 
 
 def padded(kind, length):
-    """[3, length] of bool."""
+    """A padding mask, [3, length] of bool."""
     keep, places = torch.ones(3, length, dtype=torch.bool), torch.arange(length)
     for row, cut in enumerate(PADDINGS[kind]):
         if kind in ("right", "all"):
@@ -65,7 +65,7 @@ def check(mask, dense, q, k, v, **options):
 
 
 STEPS = [(20, 0), (1, 19), (7, 13)]
-STATIC = ("causal", "window", "chunks")  # what decoders have
+STATIC = ("causal", "window", "chunks")  # masks of decoders
 
 
 @pytest.mark.parametrize("padding", [None, *PADDINGS])
@@ -73,7 +73,7 @@ STATIC = ("causal", "window", "chunks")  # what decoders have
     *((name, *step, 0) for name in FUNCTIONS for step in STEPS),
     *((name, *step, 9) for name in STATIC for step in STEPS)])
 def test_masks(name, q_length, past, unfilled, padding):
-    """`past` keys are in the cache; a static one has `unfilled` rows more."""
+    """`past` keys are in the cache; a static cache has `unfilled` further rows."""
     length = past + q_length
     arguments = dict(batch_size=3, q_length=q_length, kv_length=length + unfilled, q_offset=past,
                      mask_function=FUNCTIONS[name],
@@ -86,7 +86,7 @@ def test_masks(name, q_length, past, unfilled, padding):
 
 
 @pytest.mark.parametrize("padding", [None, "left", "right"])
-def test_what_a_static_cache_has_not_filled_is_not_read(padding):
+def test_unfilled_rows_of_a_static_cache_are_not_read(padding):
     q, k, v = tensors(7, 29)
     k[:, :, 20:] = v[:, :, 20:] = float("nan")
     mask = MAKE(batch_size=3, q_length=7, kv_length=29, q_offset=torch.tensor(13),
@@ -94,7 +94,7 @@ def test_what_a_static_cache_has_not_filled_is_not_read(padding):
     assert OURS(Layer, q, k, v, mask)[0].isfinite().all()
 
 
-def test_which_way_a_mask_takes():
+def test_representations_of_padding_masks():
     def made(padding, past=0, **options):
         keep = None if padding is None else padded(padding, 20)
         return MAKE(batch_size=3, q_length=20 - past, kv_length=20, q_offset=past,
@@ -130,7 +130,7 @@ def test_other_terms_with_every_mask(options, padding):
     check(MAKE(**arguments), dense, *tensors(20, 20), **options)
 
 
-def test_masks_made_elsewhere():
+def test_masks_given_as_tensors():
     q, k, v = tensors(7, 13)
     keep = torch.rand(3, 1, 7, 15) < 0.7
     check(keep, keep[..., :13], q, k, v)
@@ -148,14 +148,14 @@ def test_layers_without_a_mask():
 
 
 def packed_batch():
-    """Three sequences end to end: ids [1, 40] and their positions."""
+    """Three sequences in one row: ids [1, 40], their positions and their lengths."""
     ids, lengths = batch(length=40, sequences=1)[0], [20, 17, 3]
     return ids, torch.cat([torch.arange(length) for length in lengths])[None], lengths
 
 
 @pytest.mark.parametrize("ends_too", [False, True])
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.causal])
-def test_packed_sequences_are_each_alone(name, ends_too):
+def test_packed_sequences_equal_separate_ones(name, ends_too):
     ids, positions, lengths = packed_batch()
     ends = torch.tensor([0, 20, 37, 40], dtype=torch.int32)
     options = dict(cu_seq_lens_q=ends, cu_seq_lens_k=ends, max_length_q=20, max_length_k=20)
@@ -192,17 +192,17 @@ def test_packed_gradients():
           attention_mask=MAKE(batch_size=3, q_length=13, kv_length=13,
                               attention_mask=padded("left", 13))), "disagree on where"),
 ])
-def test_what_is_refused(options, words):
+def test_unsupported_arguments_are_refused(options, words):
     with pytest.raises(ValueError, match=words):
         OURS(Layer, *tensors(13, 13), **{"attention_mask": None, **options})
 
 
-def test_causal_layers_without_a_mask_are_square():
+def test_causal_layers_without_a_mask_must_be_square():
     with pytest.raises(ValueError, match="has 7 queries and 13 keys, must have as many"):
         OURS(Layer, *tensors(7, 13), None)
 
 
-def test_models_refuse_to_give_weights():
+def test_output_attentions_is_refused():
     ids, mask = batch()
     with pytest.raises(ValueError, match="output_attentions is True"):
         FAMILIES["bert"].make("attend")(ids, attention_mask=mask, output_attentions=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers with attend's attention in process against their own eager attention:
-logits, gradients, generated tokens. hf_models.py says how near they must be."""
+"""transformers models with attend's attention in process, compared with their own eager attention:
+logits, gradients, generated tokens. hf_models.py has the bounds."""
 
 import pytest
 
@@ -16,7 +16,7 @@ PADDINGS = [None, "left", "right"]
 
 
 def logits(model, ids, mask):
-    """Of real tokens."""
+    """Logits of the tokens that are not padding."""
     with torch.no_grad():
         return model(ids, attention_mask=mask).logits[mask.bool()]
 
@@ -36,8 +36,8 @@ def test_logits(name, dtype, padding):
     ("mistral", dict(sliding_window=None)), ("gemma2", dict(attn_logit_softcapping=None)),
     ("gemma2", dict(sliding_window=512)), ("gpt_oss", dict(sliding_window=512)),
     ("gpt_oss", dict(sinks=False))])
-def test_what_a_family_is_here_for_is_seen_in_its_logits(name, other):
-    """Without it the logits are far outside of the bound above."""
+def test_the_bounds_detect_a_missing_feature(name, other):
+    """Without the feature for which a family is tested, its logits are far outside the bound."""
     family, inputs = FAMILIES[name], batch()
     exact, eagers = (logits(family.make(implementation).to(dtype), *inputs)
                      for implementation, dtype in (("plain", torch.float64),
@@ -56,16 +56,17 @@ def test_gradients_of_all_weights(name, padding):
         loss_of(model, *inputs).backward()
         found.append({key: x.grad for key, x in model.named_parameters() if x.grad is not None})
     assert found[0].keys() == found[2].keys()
-    # Some are 0 in exact arithmetic, sums of numbers that are not: that of a bias of all keys.
+    # Some gradients are sums that are 0 in exact arithmetic, such as that of the keys' bias.
     largest = max(x.abs().max().item() for x in found[2].values())
     for key in found[0]:
         within_rounding(*(grads[key] for grads in found), torch.float32, f"{name}: {key}", largest)
 
 
 @pytest.mark.parametrize("value", [torch.finfo(torch.float32).min, -1e9, -1e4])
-def test_gradients_with_rows_that_a_finite_number_masks_throughout(value):
-    """The rows of padding see nothing else, and they are in the loss. float32 keeps at most three
-    digits of their scores, so its own eager attention is the measure and not a model in double."""
+def test_gradients_with_rows_masked_by_a_finite_number(value):
+    """All keys of padding rows are masked, and these rows are part of the loss. float32 has at most
+    three digits of their scores, so the reference is eager attention instead of a model in
+    double precision."""
     ids, keep = batch("left")
     seen = torch.ones(21, 21, dtype=torch.bool).tril() & keep.bool()[:, None, None, :]
     mask = torch.zeros(seen.shape).masked_fill(~seen, value)
@@ -103,7 +104,7 @@ def test_generated_tokens_with_a_static_cache(name, padding):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_beams(name):
+def test_beam_search(name):
     ids, mask = batch("left")
     options = dict(attention_mask=mask, max_new_tokens=8, num_beams=3, do_sample=False,
                    pad_token_id=0)
@@ -113,7 +114,7 @@ def test_beams(name):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_prompt_in_two_parts(name):
-    """The second part's queries see the first's keys from the cache."""
+    """The second part's queries see the first part's keys in the cache."""
     ids, mask = batch("left")
     model, whole = FAMILIES[name].make("attend"), FAMILIES[name].make("plain").double()
     exact, eagers = logits(whole, ids, mask), logits(FAMILIES[name].make("eager"), ids, mask)
@@ -126,7 +127,7 @@ def test_a_prompt_in_two_parts(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_in_training(dtype):
-    """Drops in training alone, the same weights for the same seed, and the mean is right."""
+    """Dropout applies in training only, and the seed determines the mask."""
     family = FAMILIES["llama"]
     model, (ids, mask) = family.make("attend", dtype, attention_dropout=0.5), batch("left")
     still = logits(model, ids, mask)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers on a server: their attention, and a cache whose K and V stay there."""
+"""transformers models with a server: attention, and a cache whose K and V stay on the server."""
 
 import copy
 import gc
@@ -42,15 +42,15 @@ def forward(model, ids, mask, cache=None):
 
 @pytest.mark.parametrize("padding", [None, "left", "right"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_logits_are_those_in_process(name, padding):
-    """The same kernels: the same bits. test_transformers_models.py says how good they are."""
+def test_logits_equal_those_in_process(name, padding):
+    """Bit for bit. test_transformers_models.py judges their accuracy."""
     inputs, family = batch(padding), FAMILIES[name]
     assert torch.equal(forward(family.make("attend-server"), *inputs),
                        forward(family.make("attend"), *inputs))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_gradients_are_those_in_process(name):
+def test_gradients_equal_those_in_process(name):
     found = []
     for implementation in ("attend-server", "attend"):
         model = FAMILIES[name].make(implementation)
@@ -59,7 +59,7 @@ def test_gradients_are_those_in_process(name):
     assert len(found[0]) == len(found[1]) > 10 and all(map(torch.equal, *found))
 
 
-def test_training_with_dropout_is_that_in_process():
+def test_gradients_with_dropout_equal_those_in_process():
     found = []
     for implementation in ("attend-server", "attend"):
         model = FAMILIES["llama"].make(implementation, attention_dropout=0.3).train()
@@ -85,7 +85,7 @@ def test_generated_tokens(name, padding, client):
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("name", DECODERS)
 def test_logits_of_each_step(name, padding):
-    """A prompt in two parts, then token by token, against the eager model on all at once."""
+    """A prompt in two parts, then token by token, compared with the eager model on the whole."""
     ids, mask = batch(padding)
     family = FAMILIES[name]
     model, steps = family.make("attend-server"), [0, 9, 16, *range(17, 22)]
@@ -99,7 +99,7 @@ def test_logits_of_each_step(name, padding):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_beams(name):
+def test_beam_search(name):
     model = FAMILIES[name].make("attend-server")
     with SessionCache(model.config) as cache:
         tokens = generate(model, "left", cache, num_beams=3, max_new_tokens=8)
@@ -121,7 +121,7 @@ def test_sampling_several_answers():
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_deep_copy_is_a_fork(name, padding, client):
-    """A prompt is computed once, and continued in several ways: each as eager does it."""
+    """A prompt is computed once and continued in two ways, each as by the eager model."""
     ids, mask = batch(padding)
     model, eager = FAMILIES[name].make("attend-server"), FAMILIES[name].make("eager")
     with SessionCache(model.config) as prompt:
@@ -137,10 +137,10 @@ def test_a_deep_copy_is_a_fork(name, padding, client):
                 ours = forward(model, more, there, cache)
                 assert cache.get_seq_length() == 14 and prompt.get_seq_length() == 9
             torch.testing.assert_close(ours, forward(eager, whole, there)[:, 9:])
-        assert len(client.sessions()) == len(ids), "a copy ends alone"
+        assert len(client.sessions()) == len(ids), "closing a copy frees only its sessions"
 
 
-def test_a_deep_copy_before_the_first_token_and_within_others(client):
+def test_deep_copies_of_an_empty_cache_and_within_containers(client):
     model = FAMILIES["llama"].make("attend-server")
     ids, mask = batch(None)
     with SessionCache(model.config) as empty:
@@ -152,7 +152,7 @@ def test_a_deep_copy_before_the_first_token_and_within_others(client):
             assert empty.get_seq_length() == 0 and repr(cache).endswith(f"tokens: {len(ids[0])}>")
 
 
-def test_a_cache_is_neither_pickled_nor_copied_flatly(client):
+def test_pickling_and_shallow_copies_are_refused(client):
     model = FAMILIES["llama"].make("attend-server")
     with SessionCache(model.config) as cache:
         forward(model, *batch(None), cache)
@@ -162,7 +162,7 @@ def test_a_cache_is_neither_pickled_nor_copied_flatly(client):
 
 
 def test_a_deep_copy_of_layers_of_different_lengths_is_refused(client):
-    """As a pass that failed in the middle leaves them; what was forked before is freed."""
+    """A forward pass that fails half-way leaves such layers. Sessions forked so far are freed."""
     model = FAMILIES["llama"].make("attend-server")
     with SessionCache(model.config) as cache:
         forward(model, *batch(None), cache)
@@ -177,14 +177,14 @@ def test_a_deep_copy_of_layers_of_different_lengths_is_refused(client):
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_crop_reset_and_choice_of_sequences(padding):
-    """Each as transformers' own cache does it, seen in the logits that follow."""
+def test_crop_reset_and_selection_of_sequences(padding):
+    """Compares the logits after each operation with those of transformers' own cache."""
     ids, mask = batch(padding)
     more = torch.randint(3, 97, (3, 4), generator=torch.Generator().manual_seed(8))
     whole = torch.cat([mask, torch.ones_like(more)], 1)
     models = [FAMILIES["mistral"].make(name) for name in ("attend-server", "attend")]
     with SessionCache(models[0].config) as sessions:
-        caches = [sessions, DynamicCache()]  # without the config all layers keep all
+        caches = [sessions, DynamicCache()]  # without the config, all layers keep all keys
         results = []
         for model, cache in zip(models, caches):
             forward(model, ids, mask, cache)
@@ -208,8 +208,8 @@ def test_crop_reset_and_choice_of_sequences(padding):
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_per_token(name, dtype, server, capsys):
-    """What a step sends and gets does not depend on the context's length: q, k and v of the new
-    token, O, and a few fields. Counted by the server, as messages, and on the wire."""
+    """The bytes of a step do not depend on the length of the context: q, k and v of the new token,
+    O, and a few fields. Counted by the server, as messages, and on the wire."""
     def now():
         return [server.metric("attend_transport_bytes_total", transport="inline",
                               direction=direction) for direction in ("in", "out")] + [
@@ -221,7 +221,7 @@ def test_bytes_per_token(name, dtype, server, capsys):
             ids, mask = batch(length=context, sequences=1)
             with SessionCache(model.config, client) as cache:
                 forward(model, ids, mask, cache)
-                for step in range(2 * steps):  # the first ones begin connections
+                for step in range(2 * steps):  # the first half includes opening connections
                     before = now() if step == steps else before
                     mask = torch.cat([mask, mask[:, :1]], 1)
                     forward(model, ids[:, :1], mask, cache)
@@ -240,7 +240,7 @@ def test_bytes_per_token(name, dtype, server, capsys):
             assert own <= whole <= own + 256 * layers
     off = [abs(far - near) for near, far in zip(*found.values())]
     assert max(off[:2]) <= 8 * layers  # a length has more digits
-    assert max(off[2:]) <= 64 * layers  # HTTP/2 tells how much it has read now and then
+    assert max(off[2:]) <= 64 * layers  # HTTP/2 sends window updates now and then
 
 
 @pytest.mark.parametrize("implementation", ["attend", "eager", "sdpa"])
@@ -257,7 +257,7 @@ def refused(words, *inputs, model=None, kind=ValueError, **options):
         model(*inputs, cache=cache, use_cache=True, **options)
 
 
-def test_what_a_cache_refuses():
+def test_a_first_call_that_a_cache_does_not_support_is_refused():
     ids, mask = batch("right")
     with torch.no_grad():
         refused("not padded on the left", ids, mask)
@@ -269,7 +269,7 @@ def test_what_a_cache_refuses():
     refused("a SessionCache has no gradients: call the model under", ids)
 
 
-def test_what_a_cache_refuses_later():
+def test_a_later_call_that_does_not_match_the_cache_is_refused():
     ids, mask = batch("left")
     model = FAMILIES["llama"].make("attend-server")
     with SessionCache(model.config) as cache:
@@ -281,19 +281,19 @@ def test_what_a_cache_refuses_later():
             forward(model, ids[:, :1], mask.flip(0), cache)
         with pytest.raises(ValueError, match="tokens_to_remove is 3, must be at most 0"):
             cache.crop(3)
-        # What was refused changed nothing.
+        # Refused calls have changed nothing.
         assert cache.get_seq_length() == 21
         assert forward(model, ids[:, :1], mask, cache).isfinite().all()
 
 
-def test_layers_of_other_kinds_are_refused():
+def test_unsupported_types_of_layers_are_refused():
     config = FAMILIES["llama"].make("attend-server").config
     config.layer_types = ["full_attention", "linear_attention"]
     with pytest.raises(ValueError, match="layers of linear_attention, must have only"):
         SessionCache(config)
 
 
-def test_a_session_that_has_gone_is_an_error(client):
+def test_a_freed_session_is_an_error(client):
     ids, mask = batch()
     model = FAMILIES["llama"].make("attend-server")
     with SessionCache(model.config, lease=3600) as cache:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tritonclient of PyPI, unmodified: sync, on a stream, asyncio, and over system shared memory.
-The page for its users, server/oip/README.md, is run as it stands."""
+"""The unmodified tritonclient from PyPI: synchronous, streamed, with asyncio, and with system
+shared memory. The examples of server/oip/README.md are run as they are."""
 
 import asyncio
 import importlib.util
@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def load(name, path):
-    """A module whose own name another has here."""
+    """Loads a module under another name, as its own name is taken here."""
     spec = importlib.util.spec_from_file_location(name, path)
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])
@@ -73,7 +73,7 @@ def judge(arrays, result, dtype="float32"):
     reference.judge(case, result.as_numpy("o").astype(np.float32), result.as_numpy("lse"))
 
 
-def test_infer_and_what_the_server_says_of_itself(client):
+def test_infer_and_metadata(client):
     assert client.is_server_live() and client.is_server_ready() and client.is_model_ready(MODEL)
     assert "statistics" in client.get_server_metadata().extensions
     assert client.get_model_metadata(MODEL).name == MODEL
@@ -93,7 +93,7 @@ def test_dtypes_of_16_bits(client, datatype):
     arrays = {name: reference.round_to(dtype, array) for name, array in tensors().items()}
     sent = {name: array.astype(np.float16) if datatype == "FP16" else array
             for name, array in arrays.items()}
-    if datatype == "BF16":  # newer versions take ml_dtypes' bfloat16
+    if datatype == "BF16":  # newer versions need ml_dtypes' bfloat16
         try:
             inputs = inputs_of(sent, datatype=datatype)
         except InferenceServerException:
@@ -174,14 +174,14 @@ def test_asyncio(oip_server):
     asyncio.run(run())
 
 
-def test_calls_that_are_given_up_end_on_the_server(tmp_path):
-    """Long before they would have been computed, by all of its three ways: a stream that is
-    stopped, a timeout, and one call's cancellation."""
+def test_abandoned_calls_end_on_the_server(tmp_path):
+    """Long before they would have been computed, in each of three ways: stopping a stream, a
+    timeout, and cancelling a call."""
     if not harness.binary("attend-server").exists():
         pytest.skip(f"there is no {harness.binary('attend-server')}")
     server = harness.Server(tmp_path, "--oip", "--lanes", "1")
     done = queue.Queue()
-    # The double-precision kernel: minutes on one core.
+    # The double-precision kernel takes minutes on one core.
     slow = {"inputs": inputs_of({name: np.ones((4, 1, 16384, 32), np.float32) for name in "qkv"}),
             "model_name": MODEL, "parameters": {"kernel": "cpu_reference"}}
 
@@ -251,7 +251,8 @@ def test_system_shared_memory(client, length):
 
 
 def files_of(module):
-    """The package's descriptors, by message name: {name: {field: (number, type, label)}}."""
+    """The descriptors of a file and its imports by name: {name: {field: (number, type, label,
+    type name)}}."""
     found = {}
 
     def add(prefix, message):
@@ -283,8 +284,8 @@ def files_of(module):
     return found
 
 
-# What Triton's messages have and ours leave out on purpose: the server neither reads nor sends it.
-# Messages that only these fields have are not ours either.
+# Fields of Triton's messages that ours leave out on purpose, as the server neither reads nor sends
+# them. Message types used only by these fields are left out too.
 LEFT_OUT = {
     "inference.ModelConfig": {
         "runtime", "version_policy", "batch_input", "batch_output", "optimization",
@@ -302,7 +303,7 @@ LEFT_OUT = {
 }
 
 
-def test_every_name_and_number_of_the_proto_is_tritons(tmp_path):
+def test_the_proto_has_tritons_names_and_numbers(tmp_path):
     pytest.importorskip("grpc_tools")
     descriptors = tmp_path / "oip.binpb"
     subprocess.run([sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}",
@@ -327,7 +328,7 @@ def blocks(page):
     return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
 
 
-def test_the_page_for_its_users_is_true(oip_server, tmp_path):
+def test_the_examples_of_the_page_run(oip_server, tmp_path):
     examples = blocks("server/oip/README.md")
     assert len(examples) >= 3
     text = "\n".join(examples)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients and servers of different versions: this tree's and another revision's, each way round.
+"""Clients and servers of different versions: this tree's client with another revision's server, and
+the reverse.
 
-ATTEND_OTHER_REVISION: the other revision, in place of the one below, which is built first; or
-ATTEND_OTHER_BIN_DIR: a folder that has its attend-server and attend-client."""
+ATTEND_OTHER_REVISION: the other revision instead of the one below, which is built first; or
+ATTEND_OTHER_BIN_DIR: a folder with its attend-server and attend-client."""
 
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 
 import harness
 
-# The last one before the Open Inference Protocol, the packages and the images with CUDA.
+# The last revision before the Open Inference Protocol, the packages and the images with CUDA.
 REVISION = "689ab130"
 
 
@@ -33,7 +34,7 @@ def other_bin():
 
 
 class Pair:
-    """One version's server, and the other's client."""
+    """A server of one version and a client of the other."""
 
     def __init__(self, folder, monkeypatch, server_bin, client_bin):
         self._monkeypatch = monkeypatch
@@ -44,7 +45,7 @@ class Pair:
         self.folder = folder
 
     def _choose(self, folder):
-        """What harness starts from now on; none: this tree's."""
+        """Sets the folder of the programs that harness starts; None: this tree's."""
         self._monkeypatch.setenv("ATTEND_BIN_DIR", str(folder or ""))
 
     def client(self, *args, **options):
@@ -72,7 +73,7 @@ def all_passed(output, least):
     return passed == total and int(total) >= least
 
 
-def test_the_versions_are_two(other_bin):
+def test_the_versions_differ(other_bin):
     ours, other = harness.binary("attend-server"), other_bin / "attend-server"
     assert ours.read_bytes() != other.read_bytes(), f"{other} is this tree's"
 
@@ -86,7 +87,7 @@ def test_check(pair, transport):
     assert all_passed(pair.client("check", "--quick", "--transport", transport).stdout, 15)
 
 
-def test_the_whole_grid(pair):
+def test_check_of_the_whole_grid(pair):
     assert all_passed(pair.client("check").stdout, 100)
 
 
@@ -139,7 +140,7 @@ def test_sessions_from_files(pair, tmp_path):
     assert whole not in session("list")
 
 
-def test_a_refusal_is_understood(pair):
+def test_the_client_reports_a_refusal(pair):
     done = pair.client("load", "--count", "1", "--shape", "D64,kernel=nothing", check=False)
     assert done.returncode == 1
     assert "INVALID_ARGUMENT" in done.stdout + done.stderr

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a server may send to the client library: an AttendResponse by itself, the messages of an
-// AttendChunked answer, and the metadata that says when to try again. What is taken for an answer
-// has the bytes that the generated class finds in it; nothing is written but to the answer's own
-// memory, which is no more than what came or what the call asked for.
+// A server's answers, as the client library reads them: an AttendResponse by itself, the messages
+// of an AttendChunked answer, and the retry pushback in the metadata. An accepted answer has the
+// bytes that the generated class finds in it. Only the answer's own memory is written, and it is
+// no larger than the message or the answer that the call expects.
 
 #include <google/protobuf/stubs/logging.h>
 
@@ -44,7 +44,7 @@ void RequireTensor(const client::HostTensor& tensor, const std::string& came, Pa
   ATTEND_FUZZ_REQUIRE(std::memcmp(tensor.data.get(), came.data(), came.size()) == 0, "the bytes");
 }
 
-// In the order of the names in the protocol.
+// In the order of TensorName in the protocol.
 std::vector<const client::HostTensor*> TensorsOf(const client::AttentionResult& result) {
   std::vector<const client::HostTensor*> tensors;
   if (!result.gradients) tensors.push_back(&result.o);
@@ -62,7 +62,7 @@ void DecodeOne(const std::string& bytes, Payload payload, std::mt19937_64& rando
   grpc::ByteBuffer buffer = Buffer(bytes, random);
   const MemoryPeak peak;
   const Result<client::DecodedResponse> decoded = client::DecodeResponse(&buffer, payload);
-  // The fields that are no tensor are there twice while they are parsed.
+  // While they are parsed, fields other than tensors exist twice.
   const int64_t bound = 64 * static_cast<int64_t>(bytes.size()) + (int64_t{64} << 10);
   ATTEND_FUZZ_REQUIRE(peak.bytes() <= bound,
                       std::to_string(peak.bytes()) + " bytes for " + std::to_string(bytes.size()));
@@ -70,7 +70,7 @@ void DecodeOne(const std::string& bytes, Payload payload, std::mt19937_64& rando
   v1::AttendResponse generated;
   ATTEND_FUZZ_REQUIRE(generated.ParseFromString(bytes), "accepted, but no message");
   if (decoded->has_status) {
-    ATTEND_FUZZ_REQUIRE(!decoded->status.ok(), "a failure that is none");
+    ATTEND_FUZZ_REQUIRE(!decoded->status.ok(), "a failure with code OK");
     return;
   }
   const std::vector<const client::HostTensor*> tensors = TensorsOf(decoded->result);
@@ -88,7 +88,7 @@ void DecodeChunked(const std::vector<std::string>& messages, Payload payload,
     grpc::ByteBuffer buffer = Buffer(bytes, random);
     std::optional<v1::ChunkedGrant> grant;
     const Status status = answer.Take(&buffer, &grant);
-    // As a call does: its first bad message ends it.
+    // The first bad message ends a call.
     if (!status.ok()) return RequireRefusal(status, {Code::kInternal});
     if (!answer.complete()) continue;
     const client::DecodedResponse taken = answer.TakeResponse();
@@ -127,7 +127,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t size_max,
                                           unsigned seed) {
-  // A list of one is an answer by itself, a longer one is chunked.
+  // A single record is mutated as an AttendResponse, several as a chunked answer.
   const bool alone = attend::fuzz::Records(attend::fuzz::View(data, size)).size() <= 1;
   return attend::fuzz::MutateRecords(data, size, size_max, seed,
                                      [alone](size_t) -> std::unique_ptr<google::protobuf::Message> {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AttendChunked, from the first message's header to the last chunk: each chunk's bytes go where
-// its offset says and nowhere else, none comes twice, and the request is complete when, and only
-// when, all of them have come.
+// AttendChunked, from the first message's header to the last chunk: each chunk's bytes go to its
+// offset and nowhere else, no byte is accepted twice, and the request is complete if and only if
+// all bytes have arrived.
 
 #include <google/protobuf/stubs/logging.h>
 
@@ -23,14 +23,14 @@ namespace {
 constexpr int64_t kChunkMax = 4096;
 constexpr int64_t kTensorsBytesMax = int64_t{1} << 20;
 
-// The tensors' memory, each of its own size, and which of its bytes have come.
+// Memory of each tensor, of its exact size, and which of its bytes have arrived.
 struct Upload {
   std::vector<std::vector<char>> memory;
   std::vector<std::vector<bool>> came;
   TensorPlaces places;
 };
 
-// Nothing if the header is refused or asks for more than this target gives.
+// Null if the header is refused or its tensors exceed kTensorsBytesMax.
 std::unique_ptr<Upload> Begin(const RequestMessage& header) {
   static auto* const sessions = new TwoSessions();
   Request request;
@@ -71,7 +71,7 @@ void RequireChunk(const std::string& bytes, const ChunkMessage& chunk, const Upl
       generated.ShortDebugString());
 }
 
-// False if it is refused, which is the end of its request.
+// False if the chunk is refused, which ends the request.
 bool TakeChunk(const std::string& bytes, std::mt19937_64& random, UploadPlaces& places,
                Upload& upload) {
   ChunkMessage chunk;
@@ -117,7 +117,7 @@ void RunOne(std::string_view input) {
   ATTEND_FUZZ_REQUIRE(
       generated.ParseFromString(messages[0]) && generated.has_token() == first.has_token(),
       "accepted, but no such message");
-  if (first.has_token()) return;  // a further stream's
+  if (first.has_token()) return;  // it opens a further stream of a request
   const std::unique_ptr<Upload> upload = Begin(first.header());
   if (upload == nullptr) return;
   UploadPlaces places(upload->places);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Requests to the metrics endpoint: each is answered in one way, or waited for. (What comes to the
-// gRPC service before it is a message is transport_fuzz's.)
+// HTTP requests to the metrics endpoint: each complete one gets a valid answer. transport_fuzz
+// covers the connections of the gRPC service.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -20,10 +20,10 @@
 namespace attend::fuzz {
 namespace {
 
-// The answer to a request, "" if the endpoint waits for more.
+// The answer to a request, "" if the request is incomplete.
 std::string Ask(int port, std::string_view request) {
   const int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  // Ended by a reset: else ports would run out.
+  // Closes with a reset, as ports in TIME_WAIT would run out.
   const linger reset{1, 0};
   setsockopt(client, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
   const timeval patience{60, 0};
@@ -63,7 +63,7 @@ void AskMetrics(std::string_view input) {
     return started->release();
   }();
   const std::string answer = Ask(endpoint->port(), input);
-  if (answer.empty()) return;  // it was no whole request
+  if (answer.empty()) return;  // the request was incomplete
   const bool known = answer.starts_with("HTTP/1.1 200 ") || answer.starts_with("HTTP/1.1 404 ") ||
                      answer.starts_with("HTTP/1.1 405 ") || answer.starts_with("HTTP/1.1 431 ");
   ATTEND_FUZZ_REQUIRE(known && answer.find("\r\n\r\n") != answer.npos, answer);
@@ -80,7 +80,7 @@ void AskMetrics(std::string_view input) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input = attend::fuzz::View(data, size);
-  // What begins like no request costs no connection, or all of the time would go there.
+  // Other inputs are not sent, as most of the time would go to their connections.
   if (input.starts_with("GET ") || input.starts_with("HEAD ")) attend::fuzz::AskMetrics(input);
   return 0;
 }

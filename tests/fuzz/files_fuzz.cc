@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Files and words that people give to attend-client: .npy and .safetensors tensors, call shapes,
-// mixes of them, and the request of a dump. Every input is tried as each. A tensor that was read
-// has the bytes that its shape says, and is the same when it is written and read again; nothing
-// takes memory that the file does not warrant.
+// Files and arguments of attend-client: .npy and .safetensors tensors, call shapes, mixes of them,
+// and the request of a dump. Every input is tried as each of them. A tensor that is accepted has
+// the size of its shape, and is the same when it is written and read again. Memory stays within a
+// multiple of the file's size.
 
 #include <google/protobuf/stubs/logging.h>
 #include <sys/mman.h>
@@ -25,7 +25,7 @@
 namespace attend::fuzz {
 namespace {
 
-// The input as a file without a disk.
+// The input as a file in memory.
 class MemoryFile {
  public:
   explicit MemoryFile(std::string_view bytes) : fd_(memfd_create("fuzz", MFD_CLOEXEC)) {
@@ -39,7 +39,7 @@ class MemoryFile {
   const int fd_;
 };
 
-// A folder of this process's own.
+// A temporary folder of this process.
 const std::string& Folder() {
   static const auto* const folder = [] {
     std::string pattern = std::filesystem::temp_directory_path() / "attend-fuzz-XXXXXX";
@@ -83,7 +83,7 @@ void ReadTensors(const std::string& path, size_t size) {
   if (!tensors.ok()) return RequireRefusal(tensors.status(), {Code::kInvalidArgument});
   for (const auto& [name, tensor] : *tensors) RequireTensor(tensor, size);
   const bool bits = std::any_of(tensors->begin(), tensors->end(), [](const auto& each) {
-    return each.second.dtype == DType::kBit;  // are not written
+    return each.second.dtype == DType::kBit;  // WriteSafetensors does not support them
   });
   if (bits) return;
   const std::string again = Folder() + "/again.safetensors";
@@ -114,11 +114,11 @@ void ReadSpecs(const std::string& path, std::string_view text) {
   RequireSpec(client::ParseCallSpec(std::string(text)));
   const Result<std::vector<client::CallSpec>> mix = client::ReadMix(path);
   if (!mix.ok()) return RequireRefusal(mix.status(), {Code::kInvalidArgument});
-  ATTEND_FUZZ_REQUIRE(!mix->empty(), "a mix of nothing");
+  ATTEND_FUZZ_REQUIRE(!mix->empty(), "an empty mix");
   for (const client::CallSpec& spec : *mix) RequireSpec(spec);
 }
 
-// attend-client replay's request.binpb, up to the message that it would send.
+// As attend-client replay reads request.binpb, up to the message that it would send.
 void ReadDump(std::string_view bytes) {
   auto request = std::make_shared<v1::AttendRequest>();
   if (!request->ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
@@ -149,8 +149,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   const MemoryPeak peak;
   ReadDump(input);
-  // Protobuf makes room for a string of up to 50,000,000 bytes because its length says so, before
-  // it looks whether they are there.
+  // Protobuf reserves up to 50,000,000 bytes for a string's declared length, before it checks that
+  // the input has as many.
   constexpr int64_t kProtobufString = 50'000'000;
   ATTEND_FUZZ_REQUIRE(peak.bytes() <= small + kProtobufString,
                       std::to_string(peak.bytes()) + " bytes");

@@ -75,7 +75,7 @@ std::string MutateBytes(std::string bytes, std::mt19937_64& random) {
   return bytes;
 }
 
-// What a field of strings takes: serialising others only makes Protobuf complain in the log.
+// Keeps strings ASCII, as Protobuf logs an error when it serialises invalid UTF-8.
 std::string MutateText(const pb::FieldDescriptor& field, const std::string& text,
                        std::mt19937_64& random) {
   std::string changed = MutateBytes(text, random);
@@ -142,7 +142,7 @@ void AddEntry(pb::Message& message, const pb::FieldDescriptor& field, std::mt199
       reflection.AddMessage(&message, &field);
       return;
     default:
-      return;  // the protocol has none
+      return;  // the protocol has no such repeated fields
   }
 }
 
@@ -171,7 +171,7 @@ std::string MutateMessageBytes(std::string bytes, pb::Message& message, const Fi
 }  // namespace
 
 void Fail(const char* what, const char* file, int line, const std::string& detail) {
-  std::fprintf(stderr, "%s:%d: not so: %s\n%s\n", file, line, what, detail.c_str());
+  std::fprintf(stderr, "%s:%d: does not hold: %s\n%s\n", file, line, what, detail.c_str());
   std::abort();
 }
 
@@ -182,7 +182,7 @@ void RequireRefusal(const Status& status, std::initializer_list<Code> codes) {
 }
 
 std::mt19937_64 RandomOf(std::string_view input) {
-  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a: the same in every process
+  uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a, which is the same in every process
   for (const char c : input) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return std::mt19937_64(hash);
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ModelInferRequest, as ModelInfer and ModelStreamInfer take it. Whatever the bytes are, there is a
-// request or a refusal; the walk over the message finds what the generated class finds; and what is
-// accepted keeps every bound, has each tensor's bytes where the request's pointers lead, and cost
-// no more memory than the message may. There is shared memory too: the region "r", a file of zeros
-// that has the most bytes a file may have and takes none.
+// ModelInferRequest, as ModelInfer and ModelStreamInfer decode it. Any bytes give a request or a
+// refusal, and the hand-written parser agrees with the generated class. An accepted request keeps
+// every bound, has each tensor's bytes where its pointers lead, and takes no more memory than
+// allowed for the message. Shared memory is covered by the region "r", a sparse file of zeros of
+// the maximum size.
 
 #include <fcntl.h>
 #include <google/protobuf/stubs/logging.h>
@@ -26,7 +26,7 @@ namespace attend::fuzz {
 namespace {
 
 constexpr int64_t kPoolBytes = int64_t{16} << 20;
-// Parsed, small fields take many times their bytes (request_codec.h).
+// Small fields take many times their encoded size when they are parsed (request_codec.h).
 constexpr int64_t kParsedBytesMost = 64 * kHeaderBytesMax + (int64_t{1} << 16);
 
 class HeapAllocator final : public HostAllocator {
@@ -64,7 +64,7 @@ struct Server {
   oip::InferFormat format{oip::InferFormat::Call::kUnary, regions, statistics};
 };
 
-// As RequestReader does it.
+// The same steps as in RequestReader.
 Status Decode(Server& server, MessageSlices& slices, RequestMessage& message, Request& request) {
   google::protobuf::Arena arena;
   Validated validated;
@@ -87,7 +87,7 @@ Status Decode(Server& server, MessageSlices& slices, RequestMessage& message, Re
   return Status();
 }
 
-// The bytes of q are those that the generated class finds, or zeros of the file.
+// The bytes of q are those that the generated class finds, or the file's zeros.
 void RequirePlaced(const inference::ModelInferRequest& generated, const Request& request) {
   const auto* const placed = static_cast<const char*>(request.attention.q.data);
   if (placed == nullptr) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes the seeds of tests/fuzz/corpus anew: make_corpus FOLDER. Small good inputs of every kind,
-// the same on every machine. Inputs of other names, which were findings, stay.
+// Rewrites the seeds of tests/fuzz/corpus: make_corpus FOLDER. They are small valid inputs of every
+// kind, the same on every machine. Inputs with other names, which were findings, are kept.
 
 #include <cstdio>
 #include <filesystem>
@@ -35,7 +35,7 @@ void Write(const std::string& target, const std::string& name, const std::string
   ATTEND_FUZZ_REQUIRE(out.good(), target + "/" + name);
 }
 
-// Random requests of at most 800 bytes, one of them with every feature there is among them.
+// Random requests of at most 800 bytes.
 std::vector<v1::AttendRequest> SmallRequests(size_t count) {
   std::vector<v1::AttendRequest> requests;
   for (uint64_t seed = 1; requests.size() < count; ++seed) {
@@ -56,7 +56,7 @@ v1::AttendRequest DroppedRequest() {
   return dropped;
 }
 
-// Two sequences with a tree of three tokens each, of which the second uses two.
+// Two sequences, each with a tree of three tokens, of which the second sequence uses two.
 v1::AttendRequest TreeRequest() {
   const test::ProblemSpec spec = test::MakeSpec(2, 2, 1, 3, 4, 2, 2);
   v1::AttendRequest request = test::ToRequest(spec, test::MakeAttention(spec, 1));
@@ -78,7 +78,7 @@ void Requests() {
   Write("request", "backward", Join({gradients.request.SerializeAsString()}));
   Write("request", "dropped", Join({DroppedRequest().SerializeAsString()}));
   Write("request", "tree", Join({TreeRequest().SerializeAsString()}));
-  // In the two regions that request_fuzz.cc makes.
+  // Tensors in the two regions that request_fuzz.cc creates.
   v1::AttendRequest shared = test::PlainWireProblem(1, 2, 4).request;
   shared.clear_raw();
   uint64_t offset = 0;
@@ -90,7 +90,7 @@ void Requests() {
   Write("request", "shared", Join({shared.SerializeAsString()}));
 }
 
-// As AttendChunked takes it, in chunks of 100 bytes.
+// The request as messages of AttendChunked, in chunks of 100 bytes.
 std::string InChunks(v1::AttendRequest request) {
   const std::vector<std::string> tensors(request.raw().begin(), request.raw().end());
   request.clear_raw();
@@ -116,7 +116,7 @@ std::string InChunks(v1::AttendRequest request) {
   return Join(messages);
 }
 
-// On the sessions of two_sessions.h: one or both are read, or appended to.
+// Requests that read or append to one or both sessions of two_sessions.h.
 void Sessions() {
   for (const auto& [name, second, rows] :
        {std::tuple{"session-read", false, 0}, std::tuple{"session-append", false, 2},
@@ -258,11 +258,11 @@ std::string ReadAndRemove(const fs::path& path) {
   return bytes;
 }
 
-// Booleans, which attend-client reads and does not write.
+// Boolean tensors, which attend-client can read but not write.
 void Booleans() {
   const std::string values("\1\0\1\1\0\0\0\1\1\1", 10);
   std::string header = "{'descr': '|b1', 'fortran_order': False, 'shape': (1, 1, 2, 5), }";
-  header.resize(117, ' ');  // with what is before and behind it, 128 bytes
+  header.resize(117, ' ');  // 128 bytes with the magic string and the line feed
   Write("files", "npy-b1", std::string("\x93NUMPY\1\0v\0", 10) + header + "\n" + values);
   const std::string json = R"({"q":{"dtype":"BOOL","shape":[1,1,2,5],"data_offsets":[0,10]}})";
   Write("files", "safetensors-bool",
@@ -315,7 +315,7 @@ void Infers() {
 }  // namespace
 }  // namespace attend::fuzz
 
-// libFuzzer's, which is not linked: it would bring a main() of its own. Nothing here mutates.
+// Stands in for libFuzzer, which is not linked because it has its own main(). Never called here.
 extern "C" size_t LLVMFuzzerMutate(uint8_t*, size_t size, size_t) { return size; }
 
 int main(int argc, char** argv) {

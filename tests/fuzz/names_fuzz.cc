@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Names that clients choose, where the server writes them down or looks them up: a request_id in a
-// log line and in the name of a dump's folder, a tenant and a traceparent in a call's metadata. A
-// name never makes a second line or a second field, moves no cursor, leads nowhere but into the
-// dumps' folder, and is no tenant but one of the settings'.
+// Names that clients choose: a request_id in a log line and in the name of a dump's folder, a
+// tenant and a traceparent in a call's metadata. A name cannot add a line or a field to the log,
+// control a terminal, leave the dumps' folder, or match a tenant that is not configured.
 
 #include <google/protobuf/stubs/logging.h>
 #include <spdlog/sinks/null_sink.h>
@@ -27,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The code points of valid UTF-8; nothing if it is none.
+// The code points of `text`, nullopt if it is not valid UTF-8.
 std::optional<std::u32string> CodePoints(std::string_view text) {
   std::u32string points;
   for (size_t i = 0; i < text.size();) {
@@ -54,7 +53,7 @@ std::optional<std::u32string> CodePoints(std::string_view text) {
   return points;
 }
 
-// What a terminal shows and does nothing else with.
+// True for characters that only display something on a terminal.
 bool Printable(char32_t c) {
   return c >= 0x20 && (c < 0x7f || c >= 0xa0) && c != 0x061c && !(c >= 0x200b && c <= 0x200f) &&
          !(c >= 0x2028 && c <= 0x202e) && !(c >= 0x2060 && c <= 0x206f) && c != 0xfeff;
@@ -68,7 +67,7 @@ void RequireLine(const std::string& line) {
   ATTEND_FUZZ_REQUIRE(line.size() < 8 * kLogTextBytesMax, line);
 }
 
-// The one string in `line` from `begin` on, with its quotes, ends before `end`, which is the rest.
+// Requires that `begin` is followed by one quoted string and then `end`, the end of the line.
 void RequireOneString(const std::string& line, const std::string& begin, const std::string& end) {
   const size_t at = line.find(begin);
   ATTEND_FUZZ_REQUIRE(at != line.npos, line);
@@ -151,7 +150,7 @@ void CheckTenant(const std::string& name) {
   ATTEND_FUZZ_REQUIRE(found == 0 || tenants->list()[static_cast<size_t>(found)].name == name, name);
 }
 
-// A traceparent, which is one or none; and text in a span.
+// The name as a traceparent, valid or not, and as text in a span.
 void CheckTrace(const std::string& name) {
   const std::optional<TraceParent> parent = ParseTraceParent(name);
   if (parent) {
@@ -173,7 +172,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   (void)silence;
   const std::string name(attend::fuzz::View(data, size));
   attend::fuzz::CheckLog(name);
-  // Files take a hundred times as long.
+  // Not for every input, as files take a hundred times as long.
   if (attend::fuzz::RandomOf(name)() % 16 == 0) attend::fuzz::CheckDump(name);
   attend::fuzz::CheckTenant(name);
   attend::fuzz::CheckTrace(name);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Packets to the socket that shared regions come from, over a connection of its own for each input.
-// Every packet is answered: a RegionRequest with a RegionReply, what is none with an error and the
-// end. What there is never exceeds its limits, and is gone when the connection is.
+// Packets to the region socket, on a new connection for each input. A RegionRequest is answered
+// with a RegionReply, any other packet with an error, after which the connection is closed. Regions
+// never exceed their limits and are freed with the connection.
 
 #include <spdlog/sinks/null_sink.h>
 #include <sys/socket.h>
@@ -26,7 +26,7 @@ namespace {
 constexpr int64_t kPacketBytesMax = 4096;
 constexpr int64_t kPageBytes = 4096;
 
-// Memory that costs no system call.
+// Region memory without system calls.
 class HeapMemory final : public RegionMemory {
  public:
   Result<RegionMapping> Map(int64_t bytes) override {
@@ -41,8 +41,8 @@ class HeapMemory final : public RegionMemory {
   int64_t page_bytes() const override { return kPageBytes; }
 };
 
-// The socket, its registry and tokens that an input can name: "token-0000000000", the same for
-// every connection.
+// The socket, and its registry with tokens that an input can name: "token-0000000000" and so on,
+// the same on every connection.
 struct Regions {
   Regions() {
     std::string pattern = std::filesystem::temp_directory_path() / "attend-fuzz-XXXXXX";
@@ -51,7 +51,7 @@ struct Regions {
     auto started = RegionSocket::Start(options, registry, logger, clock);
     ATTEND_FUZZ_REQUIRE(started.ok(), started.status().ToString());
     socket = std::move(*started);
-    // The process ends without destructors.
+    // Destructors do not run at the end of the process.
     static std::filesystem::path left = folder;
     std::atexit([] { std::filesystem::remove_all(left); });
   }
@@ -90,7 +90,7 @@ bool Exchange(int client, const std::string& packet) {
   if (send(client, packet.data(), packet.size(), MSG_NOSIGNAL) < 0) return false;
   char bytes[kPacketBytesMax];
   const ssize_t received = Receive(client, bytes, sizeof(bytes));
-  if (received == 0 && packet.empty()) return false;  // looks like an end
+  if (received == 0 && packet.empty()) return false;  // an empty packet reads like a close
   ATTEND_FUZZ_REQUIRE(received > 0, "no answer to a packet of " + std::to_string(packet.size()));
   v1::RegionReply reply;
   ATTEND_FUZZ_REQUIRE(reply.ParseFromArray(bytes, static_cast<int>(received)), "the reply");
@@ -100,7 +100,7 @@ bool Exchange(int client, const std::string& packet) {
   if (!valid) {
     ATTEND_FUZZ_REQUIRE(reply.error().code() == static_cast<int>(Code::kInvalidArgument),
                         reply.ShortDebugString());
-    ATTEND_FUZZ_REQUIRE(Receive(client, bytes, sizeof(bytes)) == 0, "it goes on");
+    ATTEND_FUZZ_REQUIRE(Receive(client, bytes, sizeof(bytes)) == 0, "the connection stays open");
     return false;
   }
   if (reply.has_created()) {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// AttendRequest, as Attend and AttendStream take it: from the pieces that it arrived in to its
-// place in the request's memory. What the hand-written walk makes of the bytes is what the
-// generated class makes of them; what is accepted keeps every bound, has each byte where the
-// request's pointers lead, means the same to the client and when it is written to a dump; and it
-// all costs no more memory than the message may.
+// AttendRequest, as Attend and AttendStream decode it: from the pieces that it arrives in to its
+// place in the request's memory. The hand-written parser agrees with the generated class. An
+// accepted request keeps every bound, has each byte where its pointers lead, describes the same
+// problem to the client and in a dump, and takes no more memory than allowed for the message.
 
 #include <google/protobuf/stubs/logging.h>
 
@@ -57,8 +56,8 @@ class HeapMemory final : public RegionMemory {
   HeapAllocator& allocator_;
 };
 
-// What every input is decoded with: a pool, two regions that messages can name, "region-aaaaaaaaa"
-// and "region-bbbbbbbbb", and two sessions.
+// Shared by all inputs: a pool, two regions that messages can name, "region-aaaaaaaaa" and
+// "region-bbbbbbbbb", and two sessions.
 struct Server {
   Server() {
     const uint64_t client = registry.AddClient(SharedRegion::kAnyTenant);
@@ -86,7 +85,7 @@ struct Decoded {
   Request request;
 };
 
-// As RequestReader does it.
+// The same steps as in RequestReader.
 Status Decode(std::span<const ByteSpan> slices, bool as_pieces, Server& server, Decoded& out) {
   RequestMessage& message = out.message;
   message.slices = slices;
@@ -121,7 +120,7 @@ Status Decode(std::span<const ByteSpan> slices, bool as_pieces, Server& server, 
   return Status();
 }
 
-// The rules alone.
+// Only parses and validates.
 Status Judge(const v1::AttendRequest& request, Validated& validated) {
   const test::Pieces pieces(request.SerializePartialAsString());
   google::protobuf::Arena arena;
@@ -142,7 +141,7 @@ void RequireArray(const Field& sent, const T* placed, const char* name) {
   ATTEND_FUZZ_REQUIRE(same, name);
 }
 
-// New rows go to pages of the sessions' own: AddressSanitizer has the last word.
+// Appends new rows to the sessions' pages, so that AddressSanitizer finds wrong addresses.
 void RequireAppended(Decoded& decoded) {
   const CacheHold* const cache = decoded.request.source.cache();
   WorkItem item;
@@ -158,7 +157,7 @@ void RequireAppended(Decoded& decoded) {
   if (item.append.rows > 0) AppendKeys(a, item.append);
 }
 
-// Every byte where the request's pointers lead, and in memory of its own.
+// Requires every byte where the request's pointers lead.
 void RequirePlaced(const v1::AttendRequest& sent, const Decoded& decoded) {
   const Attention& a = decoded.request.attention;
   RequireArray(sent.q_lengths(), a.q_lengths, "q_lengths");
@@ -201,14 +200,14 @@ void RequirePlaced(const v1::AttendRequest& sent, const Decoded& decoded) {
         came.size() == bytes && (bytes == 0 || std::memcmp(came.data(), tensors[i], bytes) == 0),
         "tensor " + std::to_string(i));
   }
-  // Into memory that is the request's to write: AddressSanitizer has the last word.
+  // Writes the outputs, so that AddressSanitizer finds wrong addresses.
   for (const OutputTensor& each : OutputsOf(decoded.request)) {
     if (each.data == nullptr) continue;
     std::memset(const_cast<void*>(each.data), 1, static_cast<size_t>(each.bytes));
   }
 }
 
-// The same request again: from what a dump would say, and as the client reads it from there.
+// Requires that the request's dump describes the same problem, to the server and to the client.
 void RequireSameMeaning(const v1::AttendRequest& sent, const Decoded& decoded) {
   Problem problem = decoded.request.attention.problem;
   problem.page_rows = 0;  // a dump holds the rows of a session's pages, one after another
@@ -217,7 +216,7 @@ void RequireSameMeaning(const v1::AttendRequest& sent, const Decoded& decoded) {
   FillRequest(decoded.request, &again);
   Validated validated;
   const Status status = Judge(again, validated);
-  // Where there is no sequence, arrays of an entry for each are not there either.
+  // With a batch of 0, arrays with an entry per sequence are empty, which means unset.
   if (problem.batch == 0) return;
   ATTEND_FUZZ_REQUIRE(status.ok(), status.ToString());
   ATTEND_FUZZ_REQUIRE(Describe(validated.attention.problem) == meaning,
@@ -227,7 +226,7 @@ void RequireSameMeaning(const v1::AttendRequest& sent, const Decoded& decoded) {
   ATTEND_FUZZ_REQUIRE(call.ok(), call.status().ToString());
   Result<Attention> described = client::Describe(*call, nullptr, nullptr);
   ATTEND_FUZZ_REQUIRE(described.ok(), described.status().ToString() + "\n" + meaning);
-  described->problem.return_lse = problem.return_lse;  // no place for it
+  described->problem.return_lse = problem.return_lse;  // Describe() does not set it
   ATTEND_FUZZ_REQUIRE(Describe(described->problem) == meaning,
                       Describe(described->problem) + "\n" + meaning);
 }
@@ -243,10 +242,10 @@ void RunOne(const std::string& bytes, std::mt19937_64& random) {
   const MemoryPeak peak;
   Decoded decoded;
   const Status status = Decode(pieces.spans(), as_pieces, *server, decoded);
-  // With the message itself and the block that its tensors were copied to.
+  // Includes the message and the block that its tensors were copied to.
   const auto size = static_cast<int64_t>(bytes.size());
   const int64_t held = peak.bytes() + size + HostPool::BlockBytes(decoded.request.input.bytes());
-  // A tree is written out, within the budget.
+  // A tree is expanded to a bias, within the budget.
   ATTEND_FUZZ_REQUIRE(held <= 2 * size + decoded.validated.tree_bytes + (int64_t{64} << 10),
                       std::to_string(held) + " bytes for a message of " + std::to_string(size));
   if (!status.ok()) {
@@ -254,7 +253,7 @@ void RunOne(const std::string& bytes, std::mt19937_64& random) {
                             Code::kResourceExhausted, Code::kFailedPrecondition});
     return;
   }
-  ATTEND_FUZZ_REQUIRE(is_message, "accepted, and the generated class does not");
+  ATTEND_FUZZ_REQUIRE(is_message, "accepted, but the generated class does not parse it");
   const Problem& problem = decoded.request.attention.problem;
   const Status checked = Check(problem);
   ATTEND_FUZZ_REQUIRE(checked.ok(), checked.ToString());
@@ -263,7 +262,7 @@ void RunOne(const std::string& bytes, std::mt19937_64& random) {
   RequireSameMeaning(generated, decoded);
 }
 
-// Gives each inline tensor as many bytes as its shape says, if that is not much.
+// Gives each inline tensor the bytes of its shape, unless they are many.
 void FitRaw(google::protobuf::Message& message, std::mt19937_64& random) {
   auto& request = static_cast<v1::AttendRequest&>(message);
   int raw = 0;

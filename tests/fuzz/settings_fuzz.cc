@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Settings: each line of the input as a value of every kind, and all of it as a file of --limits,
-// and as a command line, if it begins with a dash, or else as a --config file. What is accepted is
-// within the bounds that --help states; what is not is refused in one line.
+// Settings: each line of the input as a value of every kind, and the whole input as a --limits file
+// and as a command line if it begins with a dash, otherwise as a --config file. Accepted settings
+// are within the bounds of --help; others are refused with an error of one line.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -48,7 +48,7 @@ void RequireTenants(const Tenants& tenants) {
   }
 }
 
-// A value that was taken is taken again as it was then put.
+// The normal form of an accepted value is accepted, and stays as it is.
 void CheckValue(std::string (*check)(std::string&), std::string text) {
   if (!check(text).empty()) return;
   const std::string taken = text;
@@ -79,7 +79,7 @@ void CheckConfig(const std::vector<std::string>& arguments) {
   const ConfigOutcome outcome =
       ParseConfig(static_cast<int>(argv.size()), argv.data(), config, text);
   if (outcome == ConfigOutcome::kError) {
-    ATTEND_FUZZ_REQUIRE(!text.empty(), "an error without a word");
+    ATTEND_FUZZ_REQUIRE(!text.empty(), "an error without a message");
     const auto lines = std::count(text.begin(), text.end(), '\n');
     ATTEND_FUZZ_REQUIRE(lines == 0 || (lines == 1 && text.back() == '\n'), text);
     return;
@@ -93,7 +93,7 @@ void CheckConfig(const std::vector<std::string>& arguments) {
   ATTEND_FUZZ_REQUIRE(config.max_request_bytes > 0 && config.memory_budget_bytes > 0 &&
                           config.max_queue > 0 && config.max_streams > 0 &&
                           config.max_batch_requests > 0 && config.check_threads > 0,
-                      "a limit of nothing");
+                      "a limit of 0");
   for (const double number :
        {config.check_sample, config.drain_timeout_seconds, config.chunked_idle_timeout_seconds}) {
     ATTEND_FUZZ_REQUIRE(std::isfinite(number) && number >= 0, std::to_string(number));
@@ -124,7 +124,7 @@ void CheckLimits(const std::string& text) {
   }
 }
 
-// Reads the file that it names, which is the tester's own.
+// True if the argument makes the parser read a file of this machine.
 bool NamesFile(const std::string& argument) {
   return argument.find("-config") != argument.npos || argument.find("-limits") != argument.npos;
 }

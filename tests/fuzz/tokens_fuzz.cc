@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The file of --tokens, and what calls bring to be looked up in it. Records: the file, a header, a
-// tenant, a certificate's name. What is accepted keeps its bounds; an error is one short line that
-// repeats nothing of the file; and whoever is let in is somebody whom the file names.
+// The file of --tokens, and lookups in it. The first record is the file; all are looked up as
+// tokens and as certificates' names. An accepted file keeps its bounds, an error is a short line of
+// printable characters, and each caller that is found is named in the file.
 
 #include <chrono>
 #include <string>

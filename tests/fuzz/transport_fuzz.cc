@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A connection to the server's own transport, from its bytes to the calls on it. The session takes
-// them in pieces of any size as it takes them whole; every call that begins keeps the promises of
-// ServerCall and is done soon after its connection has closed; memory stays within the
+// A connection to the server's own transport, from its bytes to its calls. The session does the
+// same with the bytes in pieces of any size as with all of them at once; every call keeps the
+// contract of ServerCall and is done soon after its connection has closed; memory stays within the
 // connection's bounds.
 //
-// An input is what a client sends after its preface and settings. Mutations keep frames whole.
+// An input is the bytes that a client sends after its preface and settings. Mutations keep frames
+// intact.
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -33,7 +34,7 @@ namespace {
 constexpr size_t kHeadBytes = 9;
 constexpr int64_t kMessageBytesMax = 1000;
 constexpr size_t kBigBytes = 100000;
-// One connection of these limits takes less, with room for what libraries keep.
+// Bound on the memory of a connection with these limits, including what libraries keep.
 constexpr int64_t kMemoryBytesMax = int64_t{4} << 20;
 
 const std::string& Preface() {
@@ -58,7 +59,7 @@ class StillClock final : public Clock {
   TimePoint Now() const override { return TimePoint() + std::chrono::hours(1); }
 };
 
-// All that a session made of its bytes.
+// Records everything that a session reports for its bytes.
 class Session final : private Http2Session::Owner {
  public:
   Session() : session_(Limits(), *static_cast<Http2Session::Owner*>(this), clock_) {}
@@ -73,8 +74,8 @@ class Session final : private Http2Session::Owner {
     came_ += std::to_string(session_.counts().frames) + (ok_ ? "" : " refused");
   }
   const std::string& came() const { return came_; }
-  // A stream may have brought more bytes in one of them: how much comes before a window
-  // is found to be exceeded depends on the pieces.
+  // The streams' data may differ in length: how many bytes are delivered before a window is found
+  // to be exceeded depends on the pieces.
   void RequireLike(const Session& other) const {
     ATTEND_FUZZ_REQUIRE(came_ == other.came_, came_ + "\n" + other.came_);
     for (const auto& [id, stream] : streams_) {
@@ -114,8 +115,8 @@ class Session final : private Http2Session::Owner {
   bool ok_ = true;
 };
 
-// Does what the last letter of its path says: echoes, answers with much, refuses at once, holds the
-// call until it is cancelled, or ends it with the first message.
+// Acts by the last letter of the path: 'e' echoes, 'b' sends big answers, 'r' refuses at once, 'h'
+// holds the call until it is cancelled, 'd' ends it with the first message.
 class Call final : public CallHandler {
  public:
   explicit Call(ServerCall& call) : call_(call), does_(call.path().back()) {
@@ -154,7 +155,7 @@ class Call final : public CallHandler {
   }
 
  private:
-  // In a callback that must have been asked for.
+  // Requires that this callback was requested.
   void Enter(bool* asked) { ATTEND_FUZZ_REQUIRE(std::exchange(*asked, false), call_.path()); }
   void Read() {
     reading_ = true;
@@ -192,7 +193,7 @@ Http2Transport& Transport() {
   return *transport;
 }
 
-// Sends all of it, and waits until the server has closed its end.
+// Sends the bytes, and waits until the server has closed its end.
 void Converse(std::string_view bytes, std::mt19937_64& random) {
   std::array<int, 2> pair{-1, -1};
   ATTEND_FUZZ_REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()) == 0, "");
@@ -209,7 +210,7 @@ void Converse(std::string_view bytes, std::mt19937_64& random) {
   std::array<char, 65536> answer;
   while (Receive(client.get(), answer.data(), answer.size()) > 0) {
   }
-  // A call that was posted is done once its post has run.
+  // Calls that were posted to another thread are done once their post has run.
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (Transport().CountCalls() > 0) {
     ATTEND_FUZZ_REQUIRE(std::chrono::steady_clock::now() < until, "a call outlives its connection");
@@ -217,7 +218,7 @@ void Converse(std::string_view bytes, std::mt19937_64& random) {
   }
 }
 
-// The frames of an input; what is no whole frame is the last.
+// The frames of an input; the last one may be incomplete.
 std::vector<std::string> Frames(std::string_view input) {
   std::vector<std::string> frames;
   while (!input.empty()) {
@@ -232,8 +233,8 @@ std::vector<std::string> Frames(std::string_view input) {
   return frames;
 }
 
-// The input until the client goes: whether nghttp2 still looks at frames behind that depends on
-// whether they come with it.
+// The input up to the first GOAWAY: whether nghttp2 still processes later frames depends on whether
+// they arrive in the same piece.
 std::string_view UntilGoaway(std::string_view input) {
   size_t bytes = 0;
   for (const std::string& frame : Frames(input)) {
@@ -243,7 +244,7 @@ std::string_view UntilGoaway(std::string_view input) {
   return input.substr(0, bytes);
 }
 
-// One that is well made, of a random kind and stream.
+// A valid frame of a random type and stream.
 std::string RandomFrame(std::mt19937_64& random) {
   const auto id = static_cast<uint32_t>(random() % 12);
   const auto flags = static_cast<uint8_t>(random() % 2 == 0 ? random() % 64 : random() % 2);
@@ -279,7 +280,7 @@ void MutateFrame(std::string& frame, std::mt19937_64& random) {
       frame[8] = static_cast<char>(random() % 24);
       return;
     case 3:
-      frame[random() % 3] = static_cast<char>(random());  // a length that is wrong
+      frame[random() % 3] = static_cast<char>(random());  // a wrong length
       return;
     default: {
       std::string payload = frame.substr(kHeadBytes);

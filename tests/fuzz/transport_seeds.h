@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small good inputs of transport_fuzz.
+// Small valid inputs of transport_fuzz.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace attend::fuzz {
 
-// A call of transport_fuzz that does what the letter says.
+// A call of transport_fuzz with this letter (Call in transport_fuzz.cc).
 inline std::string Call(uint32_t id, char does, const std::string& more = "") {
   using http2::Field;
   return http2::Headers(id,

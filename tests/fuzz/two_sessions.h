@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Sessions for inputs that are requests: "session-a" of 70 tokens and "session-b" of 3, each with a
-// layer of 2 KV heads, D 4 and Dv 2 in fp16. If no input commits what it appends they are as they
-// are for every input.
+// Sessions that requests can name: "session-a" of 70 tokens and "session-b" of 3, each with a layer
+// of 2 KV heads, D 4 and Dv 2 in fp16. Targets never commit appended rows, so that every input
+// finds the sessions unchanged.
 
 #pragma once
 
@@ -24,7 +24,7 @@ class TwoSessions {
     for (const int64_t rows : {70, 3}) {
       const auto created = table_.Create(0, {0, {{DType::kFloat16, 2, 4, 2}}});
       const CacheUse use{created->id, 0, 0, "first"};
-      std::array<PageNumber, 2> pages;  // outlive the hold
+      std::array<PageNumber, 2> pages;  // has to outlive the hold
       const auto hold = *table_.Hold(0, {&use, 1}, rows);
       ATTEND_FUZZ_REQUIRE(hold->Reserve(pages.data(), std::ssize(pages)).ok(), "reserved");
       hold->Commit();

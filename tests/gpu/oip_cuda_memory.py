@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA shared memory of the Open Inference Protocol, with Triton's client as PyPI has it:
+"""CUDA shared memory of the Open Inference Protocol, with tritonclient from PyPI:
 
     oip_cuda_memory.py SERVER_ADDRESS
 
-q, k, v and o are in memory that this process allocates on the first GPU and lends to the server
-(--oip --oip-cuda-shared-memory). The bits must be those of Attend and of ModelInfer with messages.
-`attend` is on PYTHONPATH. Exit code 77: tritonclient or cuda-bindings is not installed."""
+q, k, v and o are in memory that this process allocates on the first GPU and registers with the
+server (--oip --oip-cuda-shared-memory). The answers must be bit-identical to those of Attend and of
+ModelInfer with inline tensors. `attend` must be on PYTHONPATH. Exit code 77: tritonclient or
+cuda-bindings is not installed."""
 
 import sys
 
@@ -22,7 +23,7 @@ import attend
 
 MODEL = "attention_fp16_bhld_causal"
 GPU = 0
-# Kernels for several sequences and for decoding; the second has more rows than a tile.
+# A batch, more rows than a tile, and decoding.
 SHAPES = [((2, 8, 64, 64), (2, 2, 64, 64)), ((1, 4, 1000, 128), (1, 4, 1000, 128)),
           ((3, 8, 1, 64), (3, 2, 517, 64))]
 
@@ -41,7 +42,7 @@ def inline(client, arrays):
 
 
 class Memory:
-    """A region of a GPU that the server has by its name."""
+    """GPU memory that is registered with the server under a name."""
 
     def __init__(self, client, name, size):
         self.client, self.name = client, name
@@ -49,13 +50,13 @@ class Memory:
         client.register_cuda_shared_memory(name, cuda.get_raw_handle(self.region), GPU, size)
 
     def free(self):
-        """The server has closed the memory when the first call returns."""
+        """Frees the memory, which the server has closed once unregistering returns."""
         self.client.unregister_cuda_shared_memory(self.name)
         cuda.destroy_shared_memory_region(self.region)
 
 
 def in_memory(client, whole, answer, arrays, expected):
-    """The same attention, its tensors in `whole` and `answer`; O as it is there, and LSE."""
+    """The same call with its tensors in `whole` and `answer`; returns O from there, and LSE."""
     cuda.set_shared_memory_region(answer.region, [np.full(expected.shape, np.nan, np.float16)])
     inputs, offset, padded = [], 0, []
     for name, array in arrays.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts attend and attend_kernels on the path, and a library without a GPU in its place."""
+"""Puts attend and attend_kernels on the path; provides a fake library that needs no GPU."""
 
 import pathlib
 import sys
@@ -16,8 +16,8 @@ from attend_kernels import _attention, _gradients, _library  # noqa: E402
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs a GPU and the library; else visibly skipped")
-    config.addinivalue_line("markers", "cpu: needs the library; else visibly skipped")
+    config.addinivalue_line("markers", "gpu: needs a GPU and the library, or is skipped")
+    config.addinivalue_line("markers", "cpu: needs the library, or is skipped")
 
 
 @pytest.fixture
@@ -26,14 +26,14 @@ def fake(monkeypatch):
     library = fake_library.FakeLibrary()
     monkeypatch.setattr(_library, "_library", library)
     monkeypatch.setattr(_attention, "_workspaces", _attention.Workspaces())
-    for module in (_attention, _gradients):  # another library's plans
+    for module in (_attention, _gradients):  # the cached plans belong to another library
         monkeypatch.setattr(module, "_plans", type(module._plans)(module._plans._tensors))
     yield library
     _attention._workspaces.release()
 
 
 def _missing(gpu):
-    """Why a test that needs the library, and perhaps a GPU, cannot run; "" if it can."""
+    """Why a test that needs the library (`gpu`: and a GPU) cannot run; "" if it can."""
     try:
         return "" if attend_kernels.device_count() > 0 or not gpu else "no GPU is visible"
     except attend_kernels.Error as failure:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins for GPU tensors over host memory: one with data_ptr() as torch's, one with DLPack."""
+"""Fake GPU tensors in host memory: one with torch's data_ptr(), one with DLPack."""
 
 import ctypes
 import dataclasses
@@ -8,7 +8,7 @@ import numpy as np
 
 from attend_kernels import _dlpack
 
-float32 = np.float32  # a tensor's package names its dtypes, as torch does
+float32 = np.float32  # attend_kernels looks for dtypes in a tensor's package, as in torch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Device:
 
 
 class PtrTensor:
-    """What attend_kernels uses of a torch CUDA tensor, over a NumPy array."""
+    """A NumPy array with the attributes of a torch CUDA tensor that attend_kernels uses."""
 
     def __init__(self, values, device=Device()):
         self.values, self.device, self.shape = values, device, values.shape
@@ -47,7 +47,7 @@ class PtrTensor:
 
 
 class Bfloat16(PtrTensor):
-    """Bits in a NumPy array, which has no such dtype."""
+    """A bfloat16 tensor, whose bits are in a NumPy array of uint16."""
 
     def __init__(self, bits):
         super().__init__(bits, Device("cpu"))
@@ -58,7 +58,7 @@ class Bfloat16(PtrTensor):
 
 
 class DlpackTensor:
-    """A producer of DLPack capsules over a NumPy array, told when its tensor is deleted."""
+    """Exports a NumPy array as DLPack capsules and counts calls of their deleter."""
     TYPES = {"float16": (2, 16), "float32": (2, 32), "int64": (0, 64), "float64": (2, 64),
              "int16": (0, 16)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which weights dropout removes, in NumPy, written from the words of kernels/contract/dropout.h."""
+"""The dropout mask in NumPy, written from the description in kernels/contract/dropout.h."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ ROUNDS = 7
 
 
 def _philox(seed, counter):
-    """Four arrays of 32 bits for four of counters; all as uint64."""
+    """Philox4x32-7: four arrays of 32-bit numbers from four counters, all stored as uint64."""
     low = np.uint64(0xffffffff)
     c0, c1, c2, c3 = (np.asarray(c, np.uint64) for c in counter)
     key0, key1 = seed & 0xffffffff, seed >> 32

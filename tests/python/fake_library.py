@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libattend_kernels.so in NumPy: the same C calls, with host memory for the device's. What a call
-reads it reads through the addresses and strides it was given, as a kernel would."""
+"""libattend_kernels.so in NumPy: the same C functions, with host memory as device memory. They read
+through the addresses and strides they are given, as a kernel would."""
 
 import ctypes
 
@@ -22,7 +22,7 @@ def strided(address, shape, strides, dtype):
 
 
 def softmax(scores, sink):
-    """Weights and LSE of one row; a row without keys has weights 0 and LSE of the sink alone."""
+    """Weights and LSE of one row. Without keys the weights are 0 and the LSE is the sink's."""
     logits = scores if sink is None else np.append(scores, sink)
     top = logits.max(initial=-np.inf)
     if top == -np.inf:
@@ -116,8 +116,8 @@ def attention(p):
 
 
 class FakeLibrary:
-    """The functions of attend_c.h that attend_kernels calls. `blocks` is what is allocated,
-    `streams` every stream that was used, `launches` the sizes of the batches."""
+    """The functions of attend_c.h that attend_kernels calls. `blocks` holds the live allocations,
+    `streams` every stream that was used, `launches` the batch size of every launch."""
     workspace_bytes = 32768
 
     def __init__(self):

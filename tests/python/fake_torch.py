@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attend_kernels uses of torch, over host memory: streams, and tensors that note in `events`
-what is asked of them and which stream was current."""
+"""The parts of torch that attend_kernels uses, in host memory: streams, and tensors that record
+each call and the current stream in `events`."""
 
 import contextlib
 
@@ -14,12 +14,12 @@ class Stream:
 
 class ExternalStream(Stream):
     def __init__(self, handle, device=None):
-        assert handle and device == 0  # torch would make a new stream of 0
+        assert handle and device == 0  # for 0, torch would make a new stream
         super().__init__(handle)
 
 
 class FakeTorch:
-    """The module, to be put in sys.modules, and its `cuda`."""
+    """Stands in for the module torch in sys.modules, and for torch.cuda."""
     Stream, ExternalStream = Stream, ExternalStream
 
     def __init__(self, current):
@@ -45,7 +45,7 @@ class FakeTorch:
             def record_stream(self, stream):
                 torch.events.append((f"record {self.name}", stream.cuda_stream))
 
-        Tensor.__module__ = PtrTensor.__module__  # where float32 is
+        Tensor.__module__ = PtrTensor.__module__  # which has float32
         self.Tensor = Tensor
 
     def note(self, what):

@@ -32,7 +32,7 @@ def scores_of(q, k, causal=False, alignment="bottom_right", window=None, scale=N
 
 
 def weights_of(scores, sinks):
-    """Weights, LSE and, with sinks, theirs."""
+    """Weights, LSE, and the weights of the sinks if there are any."""
     logits = scores
     if sinks is not None:
         column = np.broadcast_to(np.reshape(sinks, (-1, 1, 1)), (*scores.shape[:-1], 1))
@@ -48,14 +48,15 @@ def weights_of(scores, sinks):
 
 
 def attention(q, k, v, dtype=np.float64, kept=1.0, **options):
-    """O and LSE. `kept` is what dropout multiplies the weights by (dropout.py)."""
+    """O and LSE. `kept` is the factor that dropout applies to the weights (dropout.py)."""
     q, k, v = (x.astype(dtype) for x in (q, k, v))
     weights, lse, _ = weights_of(scores_of(q, k, **options)[0], options.get("sinks"))
     return (weights * kept).astype(dtype) @ np.repeat(v, q.shape[1] // v.shape[1], axis=1), lse
 
 
 def gradients(q, k, v, d_o, d_lse=None, dtype=np.float64, kept=1.0, part=slice(None), **options):
-    """By "q", "k", "v" and, where they are, "bias" and "sinks"; by "q" from a part of the keys."""
+    """A dict with "q", "k", "v" and, if they are given, "bias" and "sinks". The gradient of q is
+    summed over the keys in `part` only."""
     q, k, v, d_o = (x.astype(dtype) for x in (q, k, v, d_o))
     group = q.shape[1] // k.shape[1]
     wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
@@ -68,7 +69,7 @@ def gradients(q, k, v, d_o, d_lse=None, dtype=np.float64, kept=1.0, part=slice(N
     d_scores = weights * (d_weights - less)
     d_dots = d_scores * slope
 
-    def shared(x):  # summed over a group's heads
+    def shared(x):  # sums over the heads of a group
         return x.reshape(x.shape[0], x.shape[1] // group, group, *x.shape[2:]).sum(2)
 
     answer = {"q": d_dots[..., part] @ wide_k[:, :, part], "k": shared(d_dots.swapaxes(-1, -2) @ q),
@@ -85,15 +86,15 @@ def norms(rows):
 
 
 def summed_to(x, shape):
-    """Summed over the dimensions that `shape` broadcasts."""
+    """`x` summed over the dimensions that `shape` broadcasts."""
     x = x.sum(tuple(range(x.ndim - len(shape))))
     return x.sum(tuple(n for n, size in enumerate(shape) if size == 1), keepdims=True)
 
 
 def spoil(truth, q, k, v, terms, masks):
-    """Makes the truth of one sequence, which gradients() and attention() have without the NaN of K
-    and V, NaN where these are felt. Of a key that has them, bits (`masks`) remove all, and -inf of
-    another bias only V."""
+    """Adds the NaN that K and V spread to the truth of one sequence, which gradients() and
+    attention() compute without them. A boolean mask (`masks`) hides such a key entirely; a bias of
+    -inf hides only its V."""
     if not np.isnan(k).any() and not np.isnan(v).any():
         return
     options = {name: x for name, x in terms.items() if name not in ("kept", "d_lse")}
@@ -121,30 +122,31 @@ def spoil(truth, q, k, v, terms, masks):
 
 
 def weight_errors(weights, scores, sizes, c, bias):
-    """Errors of weights and of a row's LSE, in units of u. `sizes`: of the sums that scores are."""
+    """Errors of the weights and of each row's LSE, in units of u. `sizes`: the magnitudes of the
+    sums q k."""
     score_error = np.where(weights > 0, c * (sizes + np.abs(np.where(weights > 0, scores, 0)) + 1),
                            0)
     if bias is not None:
         score_error = score_error + np.where(weights > 0, c * np.abs(bias.astype(np.float64)), 0)
     row_error = (weights * score_error).sum(-1, keepdims=True)
     logs = np.minimum(UNIT * (score_error + row_error + c), 700)
-    return np.minimum(weights * np.expm1(logs), 1) / UNIT, row_error  # by at most all there is
+    return np.minimum(weights * np.expm1(logs), 1) / UNIT, row_error  # a weight is at most 1
 
 
 def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(None),
            corrects_delta=False, **options):
-    """How far from the truth the answers of a kernel may be that computes in float32 and rounds to
-    a dtype of unit roundoff `unit`: arrays by "o", "lse" and the names of gradients(). `work`: the
-    unit roundoff of the weights and of dS as its last products take them; in float16 they may be
-    subnormal numbers, which are rounded by half a step.
+    """Error bounds for a kernel that computes in float32 and rounds to a dtype of unit roundoff
+    `unit`: arrays named "o", "lse" and as in gradients(). `work` is the unit roundoff of the
+    weights and of dS as operands of the last products; in float16 they may be subnormal numbers,
+    which are rounded by half a step.
 
     With u float32's unit roundoff, a sum of n products is off by c u times its magnitude, c = 4 +
-    sqrt(n) / 2: roundings add up like a random walk. From there as tests/kernels/support/
-    check_gradients.h has it: errors of scores go into weights, those into O and delta, and all into
-    dS. Everything is in units of u until the end.
+    sqrt(n) / 2: roundings add up like a random walk. These errors propagate as in
+    tests/kernels/support/check_gradients.h: from scores to weights, from weights to O and delta,
+    and from all of them to dS. All errors are in units of u until the end.
 
-    Delta = dO O is off by O's rounding. `corrects_delta`: dQ and dK have of that what is small
-    beside a row of either, as kernels/cpu/README.md promises; dBias and dSinks have all of it."""
+    Delta = dO O has O's rounding error. With `corrects_delta`, only a part of it that is small
+    beside the row reaches dQ and dK (kernels/cpu/README.md); all of it reaches dBias and dSinks."""
     q, k, v, d_o = (x.astype(np.float64) for x in (q, k, v, d_o))
     group = q.shape[1] // k.shape[1]
     c = 4 + np.sqrt(max(q.shape[-1], v.shape[-1], k.shape[2], group * q.shape[2])) / 2
@@ -175,7 +177,7 @@ def bounds(q, k, v, d_o, d_lse=None, unit=UNIT, work=UNIT, kept=1.0, part=slice(
     d_dot_error = d_dot_error + (work / UNIT - 1) * largest_weights * largest * np.abs(slope) + \
         half_step * abs(scale)
     truth = {"o": o, **gradients(q, k, v, d_o, d_lse, kept=kept, part=part, **options)}
-    of_o = o_error * largest_weights  # in dS
+    of_o = o_error * largest_weights  # O's rounding error in dS
     of_o_in_q, of_o_in_k = of_o * np.abs(slope) @ wide_k, of_o * np.abs(slope)
     if corrects_delta:
         share = 1.5 * max(1.25 * unit, 2.0**-14) / UNIT

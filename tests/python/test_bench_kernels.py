@@ -24,7 +24,7 @@ def test_visible_pairs(left, right):
     assert shape.pairs() == seen
 
 
-def test_suites_hold_what_the_tables_ask_for():
+def test_suites_have_the_cells_of_the_tables():
     suites = cells.suites(seed=3)
     assert [len(suites[name]) for name in ("d128", "d64", "d64long", "d256", "bf16gqa")] == \
         [12, 6, 12, 8, 2]
@@ -72,7 +72,7 @@ def test_verdicts_and_faults():
     assert "| cuda_flash_sm90 | **600.0** | **500.0** |" in reports.markdown(report)
 
 
-def test_shares_are_of_the_dtypes_own_matrix_product():
+def test_shares_are_relative_to_the_matrix_product_of_the_same_dtype():
     half, bfloat, single = (fake_cell(length, 600, 500) for length in (512, 1024, 2048))
     bfloat["shapes"][0]["dtype"], bfloat["matmul_tflops"] = "bfloat16", 800.0
     single["shapes"][0]["dtype"], single["matmul_tflops"] = "float32", None
@@ -83,7 +83,7 @@ def test_shares_are_of_the_dtypes_own_matrix_product():
 
 
 def fake_windows(full, **times):
-    """Cells of the suite as `windows` makes them, with auto's times by their left sides."""
+    """The cells of cells.windows(), with auto's time for each left window."""
     found = []
     for cell in cells.windows():
         shape = cell.shapes[0]
@@ -114,11 +114,11 @@ def test_time_falls_with_the_window(full, times, verdict, counts):
     masks = ("window 255, 0", "window 1023, 0", "window 4095, 0", "full")
     assert line == f"- {verdict}: time falls with the window: " + "; ".join(
         f"{mask}: {ms}" for mask, ms in zip(masks, shown))
-    # No windows, no verdict.
+    # Without cells of windows there is no verdict.
     assert "falls with" not in reports.summary(fake_report(fake_cell(512, 600, 500)))
 
 
-def test_rivals_by_name():
+def test_rivals_are_selected_by_name():
     everybody = [cells.CUDNN, cells.FLASH, cells.EFFICIENT, cells.MATH, cells.PADDED,
                  cells.FLASH_WINDOW, cells.FULL_CUDNN, "unfused", cells.FA4, cells.FA2,
                  cells.FA4 + cells.DETERMINISTIC]
@@ -132,7 +132,7 @@ def test_rivals_by_name():
     assert {name for name in everybody if cells.is_raced(name, cells.RIVALS)} == set(everybody)
 
 
-def test_filters():
+def test_filters_match_parts_of_names():
     name = "B1 H16 L8192 D128 causal"
     assert all(cells.is_listed(name, text) for text in ("", "L8192 D128", "L512|causal"))
     assert not cells.is_listed(name, "L512|full")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention-4 as a contender of tests/bench/bench_kernels.py, with a stub in its place, on the
-CPU; and the truths of the suites beside the plain passes."""
+"""FlashAttention-4 as a contender of tests/bench/bench_kernels.py, with a stub of it on the CPU;
+and the reference answers of the suites with softcap."""
 
 import math
 import pathlib
@@ -21,7 +21,7 @@ import bench_kernels_gradients as gradients  # noqa: E402
 
 
 def dense(q, k, v, causal=False, window_size=(None, None), softcap=0.0):
-    """Attention of BLHD."""
+    """Attention in BLHD."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = q @ k.mT / math.sqrt(q.shape[3])
@@ -36,7 +36,7 @@ def dense(q, k, v, causal=False, window_size=(None, None), softcap=0.0):
 
 
 class Stub:
-    """flash_attn.cute: functions of its signatures, which note how they were called."""
+    """Functions with the signatures of flash_attn.cute, which record how they were called."""
 
     def __init__(self):
         self.calls = []
@@ -79,7 +79,7 @@ def expected(shape, tensors):
     return o.transpose(1, 2)
 
 
-def test_without_it_there_is_one_line(monkeypatch):
+def test_without_it_the_report_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
     fa4.module.cache_clear()
@@ -101,7 +101,7 @@ def test_forward(stub, left, right):
     assert fa4.module()[1].startswith("flash-attn-4 ")
 
 
-def test_packed(stub):
+def test_packed_sequences(stub):
     shapes = [cells.Shape(1, 2, 2, length, 16, 16, right=right)
               for length, right in ((5, 0), (3, -1), (9, -1), (2, 0))]
     sets = [problems(*shapes)]
@@ -127,7 +127,7 @@ def test_gradients_in_both_modes(stub):
     assert [call["deterministic"] for call in stub.calls] == [False, True]
 
 
-def test_what_it_refuses(stub):
+def test_shapes_and_options_that_it_cannot_run(stub):
     sets = [problems(cells.Shape(1, 1, 1, 8, 12, 12))]
     for contender in (fa4.Fa4(), *fa4.backward(fa4.options_of, gradients.by_o(sets))):
         with pytest.raises(entries.CannotRun, match="FA4: head_dim must be divisible by 8"):
@@ -143,7 +143,7 @@ def small(module):
             if "o_dtype" not in case.options]
 
 
-def test_softcap_beside_the_truth(stub):
+def test_softcap_agrees_with_the_reference(stub):
     cases = [case for case in small(backward_cliffs) if case.name.startswith(("softcap", "plain"))]
     assert len(cases) == 4
     for case in cases:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend.Client with tensors on a GPU, on a server on this host that computes on the same one and
-takes its memory: $ATTEND_TEST_SERVER says where it listens (tests/gpu/run starts it)."""
+"""attend.Client with GPU tensors and a server on this host that uses the same GPU and maps its
+memory. $ATTEND_TEST_SERVER is the server's address (tests/gpu/run starts it)."""
 
 import os
 
@@ -31,7 +31,7 @@ def some(torch, rows, dtype="float16", batch=2):
 
 @pytest.mark.parametrize("rows,transport", [(5, "inline"), (300, "cuda-ipc"), (4096, "cuda-ipc")])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_torch_tensors_have_the_bits_of_this_process(client, torch, dtype, rows, transport):
+def test_answers_equal_those_computed_in_process(client, torch, dtype, rows, transport):
     q, k, v = some(torch, rows, dtype)
     options = dict(causal=True, return_lse=True)
     answer = client.submit(q, k, v, **options).result()
@@ -41,7 +41,7 @@ def test_torch_tensors_have_the_bits_of_this_process(client, torch, dtype, rows,
     assert torch.equal(answer.o, o) and torch.equal(answer.lse, lse)
 
 
-def test_every_way_gives_the_same_bits(client, torch):
+def test_every_transport_gives_the_same_bits(client, torch):
     q, k, v = some(torch, 512)
     answers = {way: client.submit(q, k, v, transport=way).result()
                for way in ("auto", "shared", "inline", "chunked")}
@@ -65,12 +65,12 @@ def test_gradients(client, torch):
     for got, right in zip(answer.gradients.values(), wanted):
         assert got.device == q.device and torch.equal(got, right)
     for got, right in zip(client.backward(d_o, q, k, v, **options), wanted):
-        assert torch.equal(got, right)  # the forward pass by the server
+        assert torch.equal(got, right)  # here the server computes the forward pass
 
 
-def test_streams_are_awaited(client, torch):
-    """What writes q, k and v on the current stream has run when the server reads them, and the
-    answer is there for what is enqueued next."""
+def test_calls_are_ordered_with_the_current_stream(client, torch):
+    """Work on the current stream that writes q, k and v has finished when the server reads them,
+    and the answer is complete for work that is enqueued later."""
     q, k, v = some(torch, 1024)
     wanted = client.attention(q, k, v)
     stream = torch.cuda.Stream()
@@ -83,7 +83,7 @@ def test_streams_are_awaited(client, torch):
                 x.copy_(right)
             o = client.attention(*late)
             twice = o + o
-            for x in (*late, o):  # behind the copies
+            for x in (*late, o):  # after the call
                 x.fill_(float("nan"))
         stream.synchronize()
         assert torch.equal(twice, wanted + wanted)
@@ -107,7 +107,7 @@ def test_other_strides_and_layouts(client, torch):
 
 
 class Exported:
-    """A tensor that has DLPack and nothing else."""
+    """A tensor with no interface but DLPack."""
 
     def __init__(self, tensor):
         self.tensor, self.shape = tensor, tensor.shape
@@ -120,7 +120,7 @@ class Exported:
 
 
 class Interface:
-    """A tensor that has __cuda_array_interface__ and nothing else."""
+    """A tensor with no interface but __cuda_array_interface__."""
 
     def __init__(self, tensor):
         self.tensor, self.shape = tensor, tensor.shape
@@ -129,7 +129,7 @@ class Interface:
 
 @pytest.mark.parametrize("kind", [Exported, Interface])
 @pytest.mark.parametrize("rows", [5, 500])
-def test_dlpack_and_the_array_interface(client, torch, kind, rows):
+def test_dlpack_and_cuda_array_interface(client, torch, kind, rows):
     q, k, v = some(torch, rows)
     answer = client.submit(*map(kind, (q, k, v))).result()
     assert answer.transport == ("inline" if rows == 5 else "cuda-ipc")
@@ -141,7 +141,7 @@ def test_dlpack_and_the_array_interface(client, torch, kind, rows):
 
 
 def shared(torch, client, *tensors):
-    """The same in memory that the client lends."""
+    """Copies of the tensors in memory of client.empty."""
     made = [torch.from_dlpack(client.empty(x.shape, x.dtype, device=x.device)) for x in tensors]
     for to, x in zip(made, tensors):
         to.copy_(x)
@@ -150,7 +150,7 @@ def shared(torch, client, *tensors):
 
 @pytest.mark.parametrize("rows", [5, 300, 4096])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_memory_of_client_empty(client, torch, dtype, rows):
+def test_tensors_of_client_empty_are_read_in_place(client, torch, dtype, rows):
     q, k, v = some(torch, rows, dtype)
     there = shared(torch, client, q, k, v)
     answer = client.submit(*there, causal=True, return_lse=True).result()
@@ -179,9 +179,9 @@ def test_client_empty_without_torch(client, torch):
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_memory_of_client_empty_is_used_in_the_streams_order(client, torch, own):
-    """The server waits for what writes q, k and v, and before it writes another answer where one
-    was, for what reads that."""
+def test_tensors_of_client_empty_are_used_in_stream_order(client, torch, own):
+    """The server waits for the work that writes q, k and v, and before it reuses the memory of an
+    answer, for the work that reads it."""
     q, k, v = some(torch, 1024)
     wanted = client.attention(q, k, v)
     stream = torch.cuda.Stream() if own else torch.cuda.default_stream()
@@ -203,7 +203,7 @@ def test_memory_of_client_empty_is_used_in_the_streams_order(client, torch, own)
     assert torch.equal(client.attention(q, k, v), wanted)
 
 
-def test_sessions_and_streams_go_over_the_host(client, torch):
+def test_sessions_and_streams_go_through_host_memory(client, torch):
     q, k, v = some(torch, 300, batch=1)
     wanted = client.attention(q, k, v, causal=True)
     with client.session(4, 64, dtype="float16") as session:

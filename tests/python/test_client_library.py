@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""That attend's structs and functions are those of attend_client.h, and finding the library."""
+"""attend's structs and functions match attend_client.h; where the library is looked for."""
 
 import ctypes
 import ctypes.util
@@ -30,7 +30,7 @@ def text_without_comments():
 
 
 def c_fields(struct):
-    """[(name, ctypes type)] of a struct in the header; arrays by their length."""
+    """[(name, ctypes type)] of a struct in the header."""
     body = re.search(rf"typedef struct {struct} {{(.*?)}}", text_without_comments(), re.S)[1]
     fields = []
     for declaration in filter(None, map(str.strip, body.split(";"))):
@@ -43,11 +43,11 @@ def c_fields(struct):
 
 
 @pytest.mark.parametrize("struct", STRUCTS)
-def test_structs_are_the_headers(struct):
+def test_structs_match_the_header(struct):
     assert c_fields(struct) == list(STRUCTS[struct]._fields_)
 
 
-def test_constants_are_the_headers():
+def test_constants_match_the_header():
     values = {name: int(value) for name, value in
               re.findall(r"ATTEND_CLIENT_(\w+) = (-?\d+)", text_without_comments())}
     for table, prefix in ((_library.DTYPES, ""), (_library.LAYOUTS, ""), (_library.WANTED, "D_"),
@@ -73,7 +73,7 @@ def test_every_function_is_declared_with_its_arguments():
     assert declared == ours
 
 
-def test_where_it_looks(tmp_path, monkeypatch):
+def test_paths_where_the_library_is_looked_for(tmp_path, monkeypatch):
     monkeypatch.delenv(_library.ENVIRONMENT, raising=False)
     module = tmp_path / "root/client/python/attend/_library.py"
     places = [str(p.relative_to(tmp_path)) for p in _library.candidates(module)]
@@ -85,7 +85,7 @@ def test_where_it_looks(tmp_path, monkeypatch):
     assert _library.candidates(module) == [tmp_path / "own.so"]
 
 
-def test_a_missing_library_says_where_it_was_looked_for(tmp_path, monkeypatch):
+def test_the_error_of_a_missing_library_names_the_path(tmp_path, monkeypatch):
     monkeypatch.setattr(_library, "_library", None)
     monkeypatch.setenv(_library.ENVIRONMENT, str(tmp_path / "own.so"))
     with pytest.raises(attend.Error) as caught:
@@ -93,13 +93,13 @@ def test_a_missing_library_says_where_it_was_looked_for(tmp_path, monkeypatch):
     assert caught.value.status == "UNAVAILABLE" and str(tmp_path / "own.so") in str(caught.value)
 
 
-def test_one_of_another_version_is_refused(monkeypatch):
+def test_a_library_of_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(_library, "_library", None)
     with pytest.raises(attend.Error, match="not of this module's version"):
         _library.load(ctypes.util.find_library("c") and "/lib/x86_64-linux-gnu/libc.so.6")
 
 
-def test_a_failed_check_is_an_error_where_only_arrays_are_returned():
+def test_a_failed_check_raises_where_only_arrays_are_returned():
     check = attend.Check(False, 10, 20, 0, 0.5, 0.1, 1e-6, "o[0, 1, 2, 3] is 0.5")
     answer = attend.Answer(
         o="o", lse="lse", gradients={"q": "d_q"}, timings=attend.Timings(*[0] * 7), check=check,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client.empty on a GPU, and answers in memory that is lent to the server, over a client library
-that computes nothing and whose GPU's memory is the host's."""
+"""Client.empty on a GPU, and answers in memory shared with the server, with a fake client library
+that uses host memory as GPU memory."""
 
 import ctypes
 import gc
@@ -14,11 +14,11 @@ from attend_kernels import DeviceArray, _dlpack
 import cuda_tensor
 
 SHAPE = (1, 2, 3, 8)
-STREAM = 0  # without torch there is the default one only
+STREAM = 0  # without torch only the default stream is used
 
 
 class FakeClientLibrary:
-    """libattend_client.so, as far as a call of tensors on GPU 0 needs it. O is all sevens."""
+    """The part of libattend_client.so that calls with tensors on GPU 0 need. Fills O with 7."""
 
     def __init__(self):
         self.log, self.blocks, self.answers = [], {}, {}
@@ -125,12 +125,12 @@ def test_an_array_on_a_gpu(client, library, dtype, name):
     taken = _dlpack.Import("array", array.__dlpack__())
     assert (taken.address, taken.shape, taken.dtype, taken.device) == (address, SHAPE, name, 0)
     del array
-    assert library.taken() == []  # another library has it
+    assert library.taken() == []  # the importer still uses the memory
     del taken
     assert library.taken() == [("release", address)]
 
 
-def test_which_gpu(client, library):
+def test_devices_by_name(client, library):
     for device, memory in (("cuda", 1), ("cuda:3", 4), (cuda_tensor.Device("cuda", 2), 3)):
         client.empty(5, device=device)
         assert library.taken()[0] == ("allocate", memory, 20)
@@ -145,13 +145,13 @@ def test_which_gpu(client, library):
     (dict(device="cuda", dtype="int8"), "dtype is 'int8', must be float16, bfloat16 or float32"),
     (dict(device="cuda", shape=(2, -1)), "shape is -1"),
     (dict(device="cuda", shape=(2**40, 2**40)), "shape's bytes")])
-def test_refusals(client, library, arguments, words):
+def test_invalid_arguments_are_refused(client, library, arguments, words):
     with pytest.raises(attend.Error, match=words.replace("[", "\\[")):
         client.empty(**{"shape": SHAPE, **arguments})
     assert library.taken() == []
 
 
-def test_a_call_reads_it_and_its_answer_stays_where_it_was_written(client, library):
+def test_inputs_and_answers_are_not_copied(client, library):
     q, k, v = (client.empty(SHAPE, device="cuda:0") for _ in range(3))
     library.taken()
     o = client.attention(q, k, v)
@@ -169,12 +169,12 @@ def test_a_call_reads_it_and_its_answer_stays_where_it_was_written(client, libra
     assert library.taken() == [("release", first)]
 
 
-def test_a_part_of_it_is_enough(client, library):
+def test_views_of_an_array_are_not_copied(client, library):
     whole = client.empty((3, *SHAPE), device="cuda:0")
     parts = [cuda_tensor.PtrTensor(np.ctypeslib.as_array(
         (ctypes.c_float * 48).from_address(whole.data_ptr() + n * 192)).reshape(SHAPE))
         for n in range(3)]
-    # torch's from_dlpack, by which such tensors take the answer
+    # stands in for torch.from_dlpack, which converts the answer
     cuda_tensor.from_dlpack = lambda array: array
     try:
         o = client.attention(*parts)
@@ -183,7 +183,7 @@ def test_a_part_of_it_is_enough(client, library):
     assert isinstance(o, DeviceArray) and o.data_ptr() == library.answers[100].data
 
 
-def test_answers_of_other_memory_are_copied(client, library, fake):
+def test_answers_are_copied_if_an_input_was_not_allocated_by_the_client(client, library, fake):
     q, k, v = (cuda_tensor.DlpackTensor(np.zeros(SHAPE, np.float32)) for _ in range(3))
     lent = client.empty(SHAPE, device="cuda:0")
     library.taken()

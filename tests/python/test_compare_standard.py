@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tests/bench/compare_standard.py: its tables and figures, and the truth that it judges by."""
+"""tests/bench/compare_standard.py: its tables, its figures and its reference answers."""
 
 import json
 import pathlib
@@ -35,7 +35,7 @@ def report(*rows, **more):
             "times": list(rows), **more}
 
 
-def test_workloads_are_what_the_comparison_asks_for():
+def test_workloads_have_the_shapes_of_the_comparison():
     short, long = standard.gpu_workloads(quick=False)
     assert [shape.length for shape in short.shapes if shape.right == 0] == \
         [256, 512, 1024, 2048, 3072, 4096, 4864]
@@ -49,7 +49,7 @@ def test_workloads_are_what_the_comparison_asks_for():
         assert len(set(workload.shapes)) == len(workload.shapes)
 
 
-def test_tables_show_ratios_and_why_there_is_no_time():
+def test_tables_show_ratios_and_reasons_for_missing_times():
     found = report(row(standard.NAIVE, failure="does not fit"), row(standard.CUDNN, ms=1.5),
                    row(standard.OURS, errors={"O": {"norm": 0, "mean": 1e-5, "largest": 2e-3}}),
                    row(standard.CUDNN, length=1024, ms=12.0, spread=0.2),
@@ -74,14 +74,14 @@ def test_tables_show_ratios_and_why_there_is_no_time():
     (standard.CUDNN, "no kernel", 0, 0), (standard.OURS, "no kernel", 1, 0),
     (standard.CUDNN, "wrong answer (O is off): not timed", 0, 1),
     (standard.OURS, "wrong answer (O is off): not timed", 1, 0)])
-def test_what_counts_as_a_fault(contender, failure, ours, theirs):
+def test_wrong_answers_and_our_refusals_are_faults(contender, failure, ours, theirs):
     found = report(row(contender, failure=failure))
     assert (len(reports.faults(found)), len(reports.wrong_rivals(found))) == (ours, theirs)
     assert (f"{contender} at D64 L512, forward: {failure}" in reports.summary(found)) == \
         (ours + theirs > 0)
 
 
-def test_figures_mark_what_does_not_fit(tmp_path):
+def test_figures_mark_contenders_that_do_not_fit(tmp_path):
     rows = [row(name, length, **{"pass": way}) for name in (standard.OURS, standard.MATH)
             for length in (512, 1024) for way in (standard.FORWARD, standard.BACKWARD)]
     rows.append(row(standard.UNFUSED, 2048, failure="does not fit"))
@@ -96,7 +96,7 @@ def test_figures_mark_what_does_not_fit(tmp_path):
     assert len(list(root.iter(SVG + "circle"))) == 8
 
 
-def test_drawing_again_needs_the_json_alone(tmp_path, capsys, monkeypatch):
+def test_draw_needs_only_the_json(tmp_path, capsys, monkeypatch):
     path = tmp_path / "some.json"
     path.write_text(json.dumps(report(row(standard.OURS), row(standard.CUDNN))), encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["x", "--draw", str(path), "--out", str(tmp_path)])
@@ -115,13 +115,13 @@ def drawn(monkeypatch, folder, *reports_):
 
 
 @pytest.mark.parametrize("contender,code", [(standard.CUDNN, 0), (standard.OURS, 1)])
-def test_only_our_wrong_answers_fail(contender, code, tmp_path, monkeypatch, capsys):
+def test_only_our_wrong_answers_set_the_exit_code(contender, code, tmp_path, monkeypatch, capsys):
     failure = "wrong answer (O is off): not timed"
     assert drawn(monkeypatch, tmp_path, report(row(contender, failure=failure))) == code
     assert f"{contender} at D64 L512, forward: {failure}" in capsys.readouterr().out
 
 
-def test_parts_of_one_device_are_drawn_together(tmp_path, monkeypatch, capsys):
+def test_reports_of_one_device_are_drawn_together(tmp_path, monkeypatch, capsys):
     times, batch = report(row(standard.OURS)), {"cell": "D64", "pass": standard.BOTH, "batch": 17,
                                                 "contender": standard.OURS, "bytes_each": 2.0**20}
     other = {"kind": "cuda", "device": "a GPU", "versions": "torch 0", "seed": 2, "seconds": {},
@@ -136,7 +136,7 @@ def test_parts_of_one_device_are_drawn_together(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("code", [0, 1, -9])
 @pytest.mark.parametrize("writes", [True, False])
-def test_the_race_with_amx_is_reported_even_if_it_fails(code, writes, monkeypatch):
+def test_times_with_amx_are_reported_even_if_the_process_fails(code, writes, monkeypatch):
     wrong = row(standard.MATH, failure="wrong answer (O is off): not timed")
 
     def run(words, check, **_):
@@ -159,7 +159,7 @@ def test_the_race_with_amx_is_reported_even_if_it_fails(code, writes, monkeypatc
 
 @pytest.mark.parametrize("right", [-1, 0])
 @pytest.mark.parametrize("left", [-1, 3])
-def test_truth_is_the_references(left, right):
+def test_the_truth_agrees_with_the_reference(left, right):
     torch = pytest.importorskip("torch")
     import bench_kernels_truth as truths
     generator = np.random.default_rng(5)
@@ -174,7 +174,7 @@ def test_truth_is_the_references(left, right):
     assert fault is None and errors["O"]["norm"] < 1e-6
     errors, fault = truth.backward(gradients)
     assert fault is None and max(e["norm"] for e in errors.values()) < 1e-6
-    gradients[1][1, 1, 4] = 0  # one key's is missing
+    gradients[1][1, 1, 4] = 0  # dK of one key
     assert "dK is off" in truth.backward(gradients)[1]
-    o[0, 3, 2, 1] = float("nan")  # of a head that is not compared
+    o[0, 3, 2, 1] = float("nan")  # in a head that is not compared
     assert truth.forward([o])[1] == "O is not finite"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""compiler_report.py on invented reports: what it reads and what it calls a fault."""
+"""compiler_report.py on made-up reports: what it parses and which lines are faults."""
 
 import pathlib
 import re
@@ -49,7 +49,7 @@ def test_a_good_report_has_no_faults(capsys):
         ["Sm90D64", "96", "registers", "Sm90D64Few", "128", "registers"]
 
 
-def test_tiles():
+def test_tiles_are_parsed():
     found = report.tiles(TABLE)
     assert found == {"Sm90D64": report.Tile(D64, 96), "Sm90D64Few": report.Tile(FEW, 128)}
     for wrong in ("64, 64, 4, 64, 3, 2, Overlap::kOutput, false, 1",
@@ -64,7 +64,7 @@ def test_registers_of_a_launch(warpgroups, blocks, registers):
     assert report.launch_registers(warpgroups, blocks) == registers
 
 
-def test_the_fields_are_the_headers():
+def test_fields_match_the_header():
     text = (ROOT / "kernels/cuda/sm90/tile.cuh").read_text()
     config = re.search(r"^struct Sm90Config \{$(.*?)^\};$", text, re.M | re.S)[1]
     fields = re.findall(r"^ +\w+ (\w+)(?: = ([\w:]+))?;", config, re.M)
@@ -86,21 +86,21 @@ def test_the_fields_are_the_headers():
     "register count at entry",
     "ptxas info    : (C7514) Potential Performance Loss: a wait was added",
     "ptxas info    : wgmma.mma_async instructions are serialised"])
-def test_remarks_are_faults(line):
+def test_remarks_of_lost_performance_are_faults(line):
     assert judge(line + "\n" + GOOD) == [line]
 
 
-def test_other_remarks_are_not():
+def test_other_remarks_are_not_faults():
     assert judge("ptxas info    : (C7521) Some other thing\n"
                  "ptxas info    : (C7600) Yet another\n" + GOOD) == []
 
 
-def test_registers_that_are_not_the_launchs():
+def test_another_number_of_registers_than_the_launchs_is_a_fault():
     assert judge(kernel(D64, 88) + kernel(FEW, 128)) == [
         "Sm90D64: 88 registers, must be the launch's 96"]
 
 
-def test_spills_and_what_is_missing():
+def test_spills_and_missing_kernels_are_faults():
     spilled = kernel(D64, 96, "8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads")
     faults = judge(spilled)
     assert faults[0] == f"Sm90D64Few: no kernel was compiled for it ({FEW})"
@@ -120,7 +120,7 @@ def backward(target, stack="0 bytes stack frame, 0 bytes spill stores, 0 bytes s
             f"ptxas info    : Used 250 registers, used 1 barriers\n")
 
 
-def test_the_backward_pass_has_no_spills_on_any_gpu(capsys):
+def test_spills_of_the_backward_pass_are_faults_on_every_gpu(capsys):
     assert report.judge_backward(backward("sm_80") + backward("sm_90")) == []
     assert capsys.readouterr().out.split("\n")[:2] == [
         " 250 registers sm_80 _Z9Gradients", " 250 registers sm_90 _Z9Gradients"]
@@ -134,5 +134,5 @@ def test_the_backward_pass_has_no_spills_on_any_gpu(capsys):
     assert report.judge_backward("") == ["no kernel was compiled"]
 
 
-def test_the_files_of_the_backward_pass():
+def test_the_sources_of_the_backward_pass_exist():
     assert report.BACKWARD and all(source.exists() for source in report.BACKWARD)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention() refuses: every message names the argument, its value and the bound."""
+"""Arguments that attention() refuses: each message names the argument, its value and the bound."""
 
 import attend_kernels
 import numpy as np
@@ -67,7 +67,7 @@ DENSE = [
     (dict(out=zeros(2, 4, 5, 8, dtype=np.float16)), "out has dtype float16, must have float32"),
     (dict(out=READ_ONLY), "out is read-only, must be writable"),
     (dict(o_dtype="float16"), "o_dtype is 'float16', must be q's dtype or 'float32'"),
-    (dict(kernel="none"), 'kernel is "none", must be one of'),  # the library's own words
+    (dict(kernel="none"), 'kernel is "none", must be one of'),  # the library's message
 ]
 
 PACKED = [
@@ -95,12 +95,12 @@ def refused(message, function, *args, **arguments):
 
 
 @pytest.mark.parametrize("change,message", DENSE)
-def test_dense(fake, change, message):
+def test_dense_arguments(fake, change, message):
     refused(message, attend_kernels.attention, **{**dict(q=Q, k=K, v=K), **change})
 
 
 @pytest.mark.parametrize("change,message", PACKED)
-def test_packed(fake, change, message):
+def test_packed_arguments(fake, change, message):
     refused(message, attend_kernels.attention, **{**LHD, **change})
 
 
@@ -126,7 +126,7 @@ def test_gpu_tensors(fake):
 
 
 @pytest.mark.parametrize("name", ["q", "v", "bias", "sinks", "out"])
-def test_no_gradient_is_dropped(fake, name):
+def test_tensors_that_require_grad_are_refused(fake, name):
     arguments = dict(q=PtrTensor(Q), k=PtrTensor(K), v=PtrTensor(K))
     shapes = dict(bias=(5, 7), sinks=(4,), out=(2, 4, 5, 8))
     arguments.setdefault(name, PtrTensor(zeros(*shapes.get(name, ()))))
@@ -138,7 +138,7 @@ def test_no_gradient_is_dropped(fake, name):
     assert not fake.launches
 
 
-def test_batches(fake):
+def test_arguments_of_batches(fake):
     good = dict(q=Q, k=K, v=K)
     refused("calls[1] has no argument casual", attend_kernels.attention_batch,
             [good, {**good, "casual": True}])
@@ -151,7 +151,7 @@ def test_batches(fake):
     assert not fake.launches
 
 
-def test_device_memory_runs_out(fake):
+def test_a_failed_allocation_is_resource_exhausted(fake):
     fake.attend_malloc = lambda *_: 8
     fake.error = b"cudaErrorMemoryAllocation in allocating"
     with pytest.raises(attend_kernels.Error) as caught:

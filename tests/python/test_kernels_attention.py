@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attention(): layouts, strides, score terms and lengths reach the library as they were meant."""
+"""attention() passes layouts, strides, score terms and lengths to the library correctly."""
 
 import array
 import dataclasses
@@ -26,7 +26,7 @@ def inputs(b=2, hq=4, hkv=2, lq=5, lk=7, d=8, dv=6, dtype=np.float32):
 
 
 def expected(q, k, v, bias=0.0, visible=True, cap=0.0, sinks=None):
-    """O and LSE of BHLD float inputs in double; `visible` broadcasts over scores."""
+    """O and LSE in double precision, for inputs in BHLD; `visible` broadcasts to the scores."""
     group = q.shape[1] // k.shape[1]
     k, v = (np.repeat(x.astype(float), group, axis=1) for x in (k, v))
     scores = q.astype(float) @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
@@ -59,10 +59,10 @@ def test_numpy_arrays(fake, layout, dtype):
     close(o.transpose(SWAP[layout]), wanted_o, 1e-5 if dtype == np.float32 else 4e-3)
     close(lse, wanted_lse)
     attend_kernels.release_workspaces()
-    assert not fake.blocks  # everything allocated was freed
+    assert not fake.blocks  # everything is freed
 
 
-def test_terms_per_head(fake):
+def test_alibi_slopes_and_sinks(fake):
     q, k, v = inputs()
     distance = abs(np.arange(7)[None, :] - np.arange(5)[:, None] - 2)
     slopes = RANDOM.random((2, 4), dtype=np.float32)
@@ -101,12 +101,12 @@ def test_packed_sequences(fake, on_gpu):
         close(lse[:, rows], wanted[1][0])
 
 
-def test_gpu_tensors_are_used_where_they_lie(fake):
+def test_gpu_tensors_are_used_in_place(fake):
     q, k, v = inputs()
     blhd = [PtrTensor(np.ascontiguousarray(x.transpose(0, 2, 1, 3))) for x in (q, k, v)]
     o = attend_kernels.attention(*blhd, layout="BLHD")
     close(o.values.transpose(0, 2, 1, 3), expected(q, k, v)[0])
-    # As views with the strides of another layout, and with gaps.
+    # Views with the strides of another layout, and with gaps.
     views = [PtrTensor(x.values.transpose(0, 2, 1, 3)) for x in blhd]
     out = PtrTensor(np.zeros((2, 4, 10, 12), np.float32)[:, :, ::2, :6])
     assert attend_kernels.attention(*views, out=out, stream=77) is out
@@ -126,7 +126,7 @@ def test_dlpack_tensors(fake):
     o = attend_kernels.attention(*tensors, return_lse=False, stream=5)
     assert isinstance(o, attend_kernels.DeviceArray) and o.__dlpack_device__() == (2, 0)
     assert [t.asked for t in tensors] == [[5]] * 3 and [t.deleted for t in tensors] == [1] * 3
-    # What comes back goes in again.
+    # A result is a valid input.
     again = attend_kernels.attention(o, *(DlpackTensor(x) for x in (arrays[1][..., :6],
                                                                     arrays[2])), stream=5)
     first = expected(*arrays)[0]
@@ -196,14 +196,14 @@ def test_o_of_another_dtype(fake):
     ([[0, 1]], r"page_table has shape \(1, 2\), must be \(2, n\)"),
     ([0, 1], r"page_table has shape \(2,\), must be \(2, n\)"),
 ])
-def test_page_tables_that_cannot_be(fake, table, text):
+def test_invalid_page_tables_are_refused(fake, table, text):
     q = inputs()[0]
     pages = random(7, 2, 16, 8)
     with pytest.raises(attend_kernels.Error, match=text):
         attend_kernels.attention(q, pages, pages, page_table=table)
 
 
-def test_keys_beyond_the_page_table(fake):
+def test_lengths_beyond_the_page_table_are_refused(fake):
     pages = random(7, 2, 16, 8)
     with pytest.raises(attend_kernels.Error, match=r"kv_lengths.*33.*32"):
         attend_kernels.attention(inputs()[0], pages, pages, page_table=[[0, 1], [2, 3]],
@@ -212,7 +212,7 @@ def test_keys_beyond_the_page_table(fake):
 
 
 @pytest.mark.parametrize("layout", ["BHLD", "BLHD"])
-def test_sequences_that_share_pages(fake, layout):
+def test_sequences_may_share_pages(fake, layout):
     q, k, v = inputs(lk=37)
     k[1, :, :16], v[1, :, :16] = k[0, :, :16], v[0, :, :16]
     order = [[4, 3, 2], [4, 1, 0]]
@@ -223,7 +223,7 @@ def test_sequences_that_share_pages(fake, layout):
 
 
 @pytest.mark.parametrize("shape", [(7,), (5, 7), (4, 1, 7), (2, 1, 5, 7), (2, 4, 5, 7)])
-def test_masks_of_bool_go_as_bits(fake, shape):
+def test_bool_masks_are_passed_as_bits(fake, shape):
     q, k, v = inputs()
     mask = RANDOM.random(shape) < 0.6
     close(attend_kernels.attention(q, k, v, bias=mask),
@@ -232,7 +232,7 @@ def test_masks_of_bool_go_as_bits(fake, shape):
     assert fake.selected.bias_dtype == 4 and fake.selected.bias_stride_q in (0, 8)
 
 
-def test_dropout_is_said_to_the_library(fake):
+def test_dropout_reaches_the_library(fake):
     q, k, v = inputs()
     attend_kernels.select(q, k, v, dropout_p=0.25, dropout_seed=2**64 - 1)
     p = fake.selected
@@ -258,12 +258,12 @@ def test_workspace_grows_and_is_kept(fake):
     attend_kernels.attention(q, k, v)
     assert set(fake.blocks) == before and len(before) == 1
     fake.workspace_bytes = 65536
-    attend_kernels.attention(q, k, v, stream=3)  # another stream's
+    attend_kernels.attention(q, k, v, stream=3)  # another stream has its own workspace
     attend_kernels.attention(q, k, v)
     assert sorted(len(block) for block in fake.blocks.values()) == [65536, 65536]
 
 
-def test_threads(fake):
+def test_concurrent_threads(fake):
     problems = [inputs(lq=n + 1) for n in range(8)]
     got = [None] * 8
 
@@ -279,14 +279,15 @@ def test_threads(fake):
         close(o, expected(*problem)[0])
 
 
-def test_defaults_are_those_of_the_signature():
+def test_defaults_match_the_signature():
     assert _attention._DEFAULTS["alignment"] == "bottom_right"
     assert _attention._DEFAULTS["q"] is None
 
 
 @pytest.mark.parametrize("device", [0, _library.CPU])
-def test_staging_says_whether_all_memory_is_the_callers(fake, device):
-    """A copy, or numbers of a list, is freed when the call ends: no later call may point there."""
+def test_staging_reports_whether_all_memory_is_the_callers(fake, device):
+    """Copies and converted lists are freed when the call ends, so that no plan may refer to
+    them."""
     tensor = _tensors.read("q", PtrTensor(random(2, 3)), 0)
     for place, alone in ((lambda s: s.place(tensor), True),
                          (lambda s: s.place_numbers(array.array("f", [1.0])), False),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real library on the CPU: arrays in place, forward and backward."""
+"""The real library on the CPU, forward and backward."""
 
 import attend_kernels
 import dropout
@@ -30,7 +30,7 @@ def run(*arguments, **options):
 
 
 def close(got, wanted, within):
-    """Where both are finite; elsewhere they are the same."""
+    """Asserts that finite values are within the bound of the truth, and others equal."""
     assert got.shape == wanted.shape
     got, finite = got.astype(float), np.isfinite(wanted)
     assert (got[~finite] == wanted[~finite]).all()
@@ -39,7 +39,7 @@ def close(got, wanted, within):
 
 
 def answer_bounds(arrays, unit=UNIT, **options):
-    """Of O and LSE."""
+    """Error bounds of O and LSE."""
     found = bounds(*arrays, np.zeros((*arrays[0].shape[:-1], arrays[2].shape[-1])), unit=unit,
                    **options)
     return found["o"], found["lse"]
@@ -74,7 +74,7 @@ def test_any_strides_give_the_same_bits():
     wide[..., 5:29] = q
     gaps = np.zeros((2, 2, 100, 24), np.float32)[:, :, ::2]
     gaps[:] = k
-    turned = np.ascontiguousarray(v.swapaxes(-1, -2)).swapaxes(-1, -2)  # is copied
+    turned = np.ascontiguousarray(v.swapaxes(-1, -2)).swapaxes(-1, -2)  # gets copied
     unaligned = np.zeros(q.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(q.shape)
     unaligned[:] = q
     for queries in (wide[..., 5:29], unaligned):
@@ -85,7 +85,7 @@ def test_any_strides_give_the_same_bits():
     lambda shape: np.zeros(shape, np.float32),
     lambda shape: np.zeros((*shape[:2], 2 * shape[2], shape[3]), np.float32)[:, :, ::2],
     lambda shape: np.zeros((*shape[:3], 2 * shape[3]), np.float32)[..., ::2]])
-def test_where_it_writes(make):
+def test_out_may_be_strided(make):
     arrays = inputs()
     out = make((2, 4, 37, 16))
     assert run(*arrays, out=out) is out
@@ -93,7 +93,7 @@ def test_where_it_writes(make):
 
 
 def strided(base, shape, *strides):
-    """A view of `base` whatever it overlaps; strides count elements."""
+    """A view of `base` that may overlap itself; strides are in elements."""
     return np.lib.stride_tricks.as_strided(base, shape, [4 * stride for stride in strides])
 
 
@@ -102,8 +102,8 @@ def strided(base, shape, *strides):
     (2367, 592, 16, 1), (592, 592, 16, 1), (0, 0, 0, 0), (2368, 592, 16, 0)])
 @pytest.mark.parametrize("kind", [lambda x: x, lambda x: PtrTensor(x, CPU),
                                   lambda x: DlpackTensor(x, device_type=1)])
-def test_memory_to_write_to_that_overlaps_itself(kind, strides):
-    """Refused before anything is written."""
+def test_out_that_overlaps_itself_is_refused(kind, strides):
+    """Before anything is written."""
     base = np.full(2 * 4 * 37 * 16, 5, np.float32)
     out = strided(base, (2, 4, 37, 16), *strides)
     words = "out has strides .*, by which it may overlap itself|out has stride 0 in its last"
@@ -114,7 +114,7 @@ def test_memory_to_write_to_that_overlaps_itself(kind, strides):
 
 @pytest.mark.parametrize("strides", [(592, 1184, 16, 1), (2368, 16, 64, 1), (-2368, 592, 16, 1),
                                      (2400, 597, 16, 1)])
-def test_memory_to_write_to_in_any_order(strides):
+def test_out_may_have_its_dimensions_in_any_order(strides):
     base, begin = np.zeros(6000, np.float32), 2368 if strides[0] < 0 else 0
     out = strided(base[begin:], (2, 4, 37, 16), *strides)
     arrays = inputs()
@@ -122,7 +122,7 @@ def test_memory_to_write_to_in_any_order(strides):
     assert (out == run(*arrays)).all()
 
 
-def test_tensors_with_an_address_are_used_in_place():
+def test_tensors_with_data_ptr_are_used_in_place():
     arrays = inputs()
     tensors = [PtrTensor(x, CPU) for x in arrays]
     o = attend_kernels.attention(*tensors)
@@ -155,7 +155,7 @@ def test_packed_sequences_and_lengths():
     close(o[:1], attention(*short)[0], answer_bounds(short)[0])
 
 
-def test_the_library_refuses_with_words():
+def test_errors_of_the_library_are_raised():
     arrays = inputs()
     for options, words in ((dict(kernel="cuda_naive"), "kernel cuda_naive does not run on cpu"),
                            (dict(stream=7), "stream is not NULL, but the CPU has none")):
@@ -163,10 +163,10 @@ def test_the_library_refuses_with_words():
             run(*arrays, **options)
 
 
-def test_double_is_for_the_reference():
+def test_float64_is_computed_by_the_reference_only():
     arrays = inputs(dtype=np.float64)
     unit = 2 * 2.0**-53 / UNIT  # NumPy's answer is in float64 too
-    # Scales and softcaps that float32 does not hold; the first is the default's.
+    # Scales and softcaps that float32 cannot represent, the default scale first.
     for one in (dict(causal=True), dict(scale=0.1, softcap=3.3)):
         o, lse = run(*arrays, kernel="cpu_reference", return_lse=True, **one)
         assert o.dtype == np.float64
@@ -205,7 +205,7 @@ def test_gradients(options, kernel):
         close(gradient, truth[name], within[name])
 
 
-def test_gradients_in_16_bits():
+def test_gradients_in_float16():
     arrays = inputs(dtype=np.float16)
     o, lse = run(*arrays, return_lse=True, causal=True)
     d_o = random(*o.shape, dtype=np.float16)
@@ -233,7 +233,7 @@ def test_layouts_of_gradients(layout):
         assert one.flags.c_contiguous and (one == turn(other)).all()
 
 
-def test_gradients_of_tensors_match_them():
+def test_gradients_of_tensors_equal_those_of_arrays():
     arrays = inputs()
     o, lse = run(*arrays, return_lse=True)
     d_o = random(*o.shape)
@@ -243,7 +243,7 @@ def test_gradients_of_tensors_match_them():
         assert isinstance(one, PtrTensor) and (one.values == other).all()
 
 
-def test_keys_and_rows_without_a_part_have_gradient_0():
+def test_hidden_keys_and_rows_have_gradient_0():
     arrays = inputs(lq=50, lk=20)  # bottom right: the first 30 rows see no key
     o, lse = run(*arrays, causal=True, return_lse=True)
     d_o = random(*o.shape)
@@ -277,7 +277,7 @@ def test_dropout(options, kernel):
 
 
 def test_dropout_of_packed_sequences():
-    """Rows and keys are counted within their sequence, sequences from 0 on."""
+    """The mask depends on the index of the sequence and on positions within it."""
     lengths, seed = [(4, 5), (5, 6)], 3
     q, k, v = random(9, 4, 8), random(11, 2, 8), random(11, 2, 8)
     o = run(q, k, v, layout="LHD", cu_seqlens_q=[0, 4, 9], cu_seqlens_k=[0, 5, 11], dropout_p=0.5,
@@ -293,7 +293,7 @@ def test_dropout_of_packed_sequences():
 
 
 @pytest.mark.parametrize("shape", [(50,), (37, 50), (4, 1, 50), (2, 4, 37, 50)])
-def test_masks_of_bool_have_the_bits_of_numbers(shape):
+def test_bool_masks_give_the_bits_of_an_equal_bias(shape):
     arrays, mask = inputs(), RANDOM.random(shape) < 0.7
     numbers = np.where(mask, 0, MASKED).astype(np.float32)
     turned = np.asfortranarray(mask)
@@ -312,12 +312,12 @@ def test_masks_of_bool_have_the_bits_of_numbers(shape):
 
 
 @pytest.mark.parametrize("shape", [(8,), (3, 64), (2, 1, 5, 1024), (2, 1, 5, 13), (0, 16), (2, 0)])
-def test_masks_of_torch_are_packed_as_numpy_packs_them(shape):
+def test_torch_masks_are_packed_as_by_numpy(shape):
     torch = pytest.importorskip("torch")
     mask = RANDOM.random(shape) < 0.5
     wanted = np.packbits(mask, axis=-1, bitorder="little")
     turned = np.asfortranarray(mask)
-    shifted = torch.zeros(mask.size + 1, dtype=torch.bool)[1:].view(shape)  # off alignment
+    shifted = torch.zeros(mask.size + 1, dtype=torch.bool)[1:].view(shape)  # unaligned
     shifted[...] = torch.from_numpy(mask)
     for tensor in (torch.from_numpy(mask), torch.from_numpy(turned), shifted):
         packed = _tensors.packed_mask(tensor)
@@ -325,12 +325,12 @@ def test_masks_of_torch_are_packed_as_numpy_packs_them(shape):
 
 
 @pytest.mark.parametrize("p", [1.0, -0.1, float("nan"), 0.999995])
-def test_probabilities_that_are_refused(p):
+def test_invalid_dropout_probabilities_are_refused(p):
     with pytest.raises(attend_kernels.Error, match="dropout_p is .*, must be in .0, 1 - 2.-17."):
         run(*inputs(), dropout_p=p, dropout_seed=1)
 
 
-def test_which_kernel_a_backward_pass_runs():
+def test_select_backward():
     arrays = inputs()
     o, lse = run(*arrays, return_lse=True)
     given = (o, *arrays, o, lse)
@@ -362,7 +362,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("change,words", REFUSED)
-def test_what_the_backward_pass_refuses(change, words):
+def test_invalid_arguments_of_the_backward_pass_are_refused(change, words):
     arrays = inputs()
     o, lse = run(*arrays, return_lse=True)
     arguments = dict(d_o=o, q=arrays[0], k=arrays[1], v=arrays[2], o=o, lse=lse, device="cpu")
@@ -370,7 +370,7 @@ def test_what_the_backward_pass_refuses(change, words):
         attend_kernels.attention_backward(**{**arguments, **change})
 
 
-def test_pages_have_no_gradients():
+def test_gradients_of_pages_are_unimplemented():
     q, pages = random(2, 4, 5, 8), random(7, 2, 16, 8)
     table = dict(page_table=[[4, 1], [2, 0]])
     o, lse = run(q, pages, pages, return_lse=True, **table)
@@ -388,7 +388,7 @@ def test_empty_tensors():
         assert all((x == 0).all() for x in got)
 
 
-def test_masked_is_what_the_reference_takes_for_hidden():
+def test_a_bias_of_minus_infinity_hides_a_key():
     arrays = inputs(lq=3, lk=5)
     hidden = np.zeros((3, 5), np.float32)
     hidden[:, 2] = MASKED

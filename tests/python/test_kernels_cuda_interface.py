@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays with __cuda_array_interface__, over a library whose device memory is the host's."""
+"""Arrays with __cuda_array_interface__, with the fake library."""
 
 import attend_kernels
 import numpy as np
@@ -9,7 +9,7 @@ from attend_kernels import _cuda_interface
 
 
 class Interface:
-    """An array that has the interface and nothing else."""
+    """An array with no interface but __cuda_array_interface__."""
 
     def __init__(self, values, stream=None, with_strides=True, **more):
         self.values = values
@@ -21,7 +21,7 @@ class Interface:
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
-    """All addresses are GPU 0's."""
+    """Takes all addresses for GPU 0's."""
     monkeypatch.setattr(_cuda_interface, "_ordinal", lambda address: 0)
 
 
@@ -30,7 +30,7 @@ def numbers(*shape):
 
 
 @pytest.mark.parametrize("with_strides", [True, False])
-def test_it_is_computed_where_it_is(fake, with_strides):
+def test_arrays_are_used_on_their_device(fake, with_strides):
     q, k, v = numbers(1, 4, 5, 8), numbers(1, 2, 7, 8), numbers(1, 2, 7, 8)
     o = attend_kernels.attention(*(Interface(x, with_strides=with_strides) for x in (q, k, v)))
     wanted, _ = reference.attention(q, k, v)
@@ -42,7 +42,7 @@ def test_it_is_computed_where_it_is(fake, with_strides):
     assert np.abs(got - wanted).max() < 1e-5
 
 
-def test_strides_count_bytes(fake):
+def test_strides_are_in_bytes(fake):
     whole = numbers(1, 5, 4, 8)
     o = attend_kernels.attention(*[Interface(whole.swapaxes(1, 2))] * 3)
     assert o.shape == (1, 4, 5, 8)
@@ -52,7 +52,7 @@ def test_strides_count_bytes(fake):
         attend_kernels.attention(odd, odd, odd)
 
 
-def test_what_it_cannot_be_is_refused(fake):
+def test_unsupported_arrays_are_refused(fake):
     good = Interface(numbers(1, 1, 2, 8))
     with pytest.raises(attend_kernels.Error, match="q has dtype int64"):
         attend_kernels.attention(Interface(np.zeros((1, 1, 2, 8), np.int64)), good, good)
@@ -62,7 +62,7 @@ def test_what_it_cannot_be_is_refused(fake):
         attend_kernels.attention(Interface(numbers(1, 1, 2, 8), mask=good), good, good)
 
 
-def test_its_stream_is_waited_for(fake, monkeypatch):
+def test_the_call_waits_for_the_arrays_stream(fake, monkeypatch):
     waited = []
     true = type(fake).attend_synchronize
     monkeypatch.setattr(type(fake), "attend_synchronize", lambda self, device, stream: (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack capsules: what is read, who deletes, what is exported."""
+"""DLPack capsules: import, export, and when the tensor is deleted."""
 
 import ctypes
 import gc
@@ -27,7 +27,7 @@ def test_import_reads_every_field():
     assert _dlpack.Import("q", turned.__dlpack__()).strides == (1, 4, 12)
 
 
-def test_a_capsule_is_taken_once():
+def test_a_capsule_is_imported_once():
     tensor = DlpackTensor(np.zeros(3, np.float32))
     capsule = tensor.__dlpack__()
     taken = _dlpack.Import("q", capsule)
@@ -48,7 +48,7 @@ def test_refused_capsules_are_deleted_too(tensor, message):
     assert tensor.deleted == 1
 
 
-def test_export_lives_until_it_is_deleted(fake):
+def test_exported_memory_lives_until_the_importer_deletes_it(fake):
     array = _dlpack.DeviceArray(_library.Memory(0, 96), (2, 3, 4), "float32", 0)
     address = array.data_ptr()
     assert (array.nbytes, array.__dlpack_device__()) == (96, (2, 0))
@@ -62,7 +62,7 @@ def test_export_lives_until_it_is_deleted(fake):
     assert not fake.blocks and not _dlpack._exports
 
 
-def test_export_that_nobody_takes(fake):
+def test_a_capsule_that_is_not_imported_frees_its_memory(fake):
     array = _dlpack.DeviceArray(_library.Memory(0, 8), (4,), "float16", 0)
     capsule = array.__dlpack__()
     del array
@@ -74,7 +74,7 @@ def test_export_that_nobody_takes(fake):
 
 @pytest.mark.parametrize("own,consumer,waits", [(0, None, 0), (0, 1, 0), (0, 7, 1), (7, 7, 0),
                                                 (7, 1, 1), (7, None, 1), (7, -1, 0)])
-def test_export_waits_for_another_stream(fake, own, consumer, waits):
+def test_export_waits_unless_the_streams_are_the_same(fake, own, consumer, waits):
     waited = []
     fake.attend_synchronize = lambda device, stream: waited.append(stream) or 0
     array = _dlpack.DeviceArray(_library.Memory(0, 8), (4,), "float16", own)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real library on a GPU, from NumPy, torch and CuPy."""
+"""The real library on a GPU, with arrays of NumPy, torch and CuPy."""
 
 import attend_kernels
 import numpy as np
@@ -15,7 +15,7 @@ def inputs(dtype, lq=129, lk=200):
 
 
 def expected(q, k, v):
-    """Causal, bottom right, in double."""
+    """Causal (bottom right) attention in double precision."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     k, v = np.repeat(k, 2, axis=1), np.repeat(v, 2, axis=1)
     lq, lk = q.shape[2], k.shape[2]
@@ -37,7 +37,7 @@ def test_numpy(dtype, bound):
     assert kernel.startswith("cuda_") and why
 
 
-def test_every_way_in_gives_the_same_bits():
+def test_arrays_of_every_library_give_the_same_bits():
     arrays = inputs(np.float16)
     wanted = attend_kernels.attention(*arrays, causal=True)
     torch = pytest.importorskip("torch")
@@ -53,7 +53,7 @@ def test_every_way_in_gives_the_same_bits():
     assert (torch.from_dlpack(o).cpu().numpy() == wanted).all()
 
 
-def test_other_streams():
+def test_concurrent_streams():
     torch = pytest.importorskip("torch")
     tensors = [torch.from_numpy(x).cuda() for x in inputs(np.float16)]
     wanted = attend_kernels.attention(*tensors)
@@ -68,7 +68,7 @@ def test_other_streams():
 
 
 def test_a_stream_that_is_not_the_current_one():
-    """Temporaries are given up as soon as a call returns, and their memory is asked for again."""
+    """Temporaries are freed as soon as the call returns, and their memory is allocated again."""
     torch = pytest.importorskip("torch")
     tensors = [torch.from_numpy(x).cuda() for x in inputs(np.float16)]
     lengths = torch.tensor([200, 150], dtype=torch.int32, device="cuda")
@@ -76,7 +76,8 @@ def test_a_stream_that_is_not_the_current_one():
     torch.cuda.synchronize()
     stream, outputs = torch.cuda.Stream(), []
     for _ in range(20):
-        # Torch does not learn of a bare handle: these are kept, what the call makes is not ours.
+        # With a bare handle torch does not know that the stream uses these inputs, so they are
+        # kept alive; the call's own temporaries are its responsibility.
         outputs.append(attend_kernels.attention(*tensors, kv_lengths=lengths,
                                                 stream=stream.cuda_stream))
         copies = [x.clone() for x in (*tensors, lengths)]
@@ -89,14 +90,14 @@ def test_a_stream_that_is_not_the_current_one():
     assert all(torch.equal(o, wanted) for o in outputs)
 
 
-def test_batch_gives_the_bits_of_each_alone():
+def test_a_batch_gives_the_bits_of_its_calls_alone():
     problems = [inputs(np.float16, lq, lk) for lq, lk in ((1, 7), (300, 300), (64, 1000))]
     calls = [dict(q=q, k=k, v=v, causal=n == 1) for n, (q, k, v) in enumerate(problems)]
     for call, o in zip(calls, attend_kernels.attention_batch(calls)):
         assert (o == attend_kernels.attention(**call)).all()
 
 
-def test_packed_with_lengths_on_the_gpu():
+def test_packed_sequences_with_lengths_on_the_gpu():
     torch = pytest.importorskip("torch")
     q, k, v = (torch.randn(90, heads, 64, device="cuda").half() for heads in (4, 2, 2))
     begins = torch.tensor([0, 40, 40, 90], dtype=torch.int32, device="cuda")
@@ -108,7 +109,7 @@ def test_packed_with_lengths_on_the_gpu():
         assert (alone[0].transpose(0, 1).float() - o[first:last].float()).abs().max() < 4e-3
 
 
-def test_the_library_refuses_with_words():
+def test_errors_of_the_library_are_raised():
     q, k, v = inputs(np.float32)
     with pytest.raises(attend_kernels.Error, match="no_such_kernel"):
         attend_kernels.attention(q, k, v, kernel="no_such_kernel")

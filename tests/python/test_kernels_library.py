@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the library, and that its structs are those of attend_c.h."""
+"""Where the library is looked for; the structs and functions match attend_c.h."""
 
 import ctypes
 import pathlib
@@ -34,11 +34,11 @@ def c_fields(struct):
 @pytest.mark.parametrize("struct,ours", [("attend_tensor", _library.TensorStruct),
                                          ("attend_params", _library.Params),
                                          ("attend_backward_params", _library.BackwardParams)])
-def test_structs_are_the_headers(struct, ours):
+def test_structs_match_the_header(struct, ours):
     assert c_fields(struct) == list(ours._fields_)
 
 
-def test_constants_are_the_headers():
+def test_constants_match_the_header():
     text = HEADER.read_text()
     values = {name: int(value) for name, value in re.findall(r"ATTEND_(\w+) = (-?\d+)", text)}
     assert values["CPU"] == _library.CPU
@@ -57,7 +57,7 @@ def test_every_function_is_declared():
     assert declared == {*_library._ARGUMENTS, "attend_config_name", "attend_last_error"}
 
 
-def test_where_it_looks(tmp_path, monkeypatch):
+def test_paths_where_the_library_is_looked_for(tmp_path, monkeypatch):
     monkeypatch.delenv(_library.ENVIRONMENT, raising=False)
     module = tmp_path / "root/kernels/python/attend_kernels/_library.py"
     places = [str(p.relative_to(tmp_path)) for p in _library.candidates(module)]
@@ -69,7 +69,7 @@ def test_where_it_looks(tmp_path, monkeypatch):
     assert _library.candidates(module) == [tmp_path / "own.so"]
 
 
-def test_a_missing_library_says_where_it_was_looked_for(tmp_path, monkeypatch):
+def test_the_error_of_a_missing_library_names_the_path(tmp_path, monkeypatch):
     monkeypatch.setattr(_library, "_library", None)
     monkeypatch.setenv(_library.ENVIRONMENT, str(tmp_path / "own.so"))
     with pytest.raises(attend_kernels.Error) as caught:

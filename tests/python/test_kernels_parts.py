@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A part of the keys, in process, beside the whole in which a mask hides the other keys."""
+"""Attention over a part of the keys, compared with the whole where a mask hides the other keys."""
 
 import attend_kernels
 import dropout
@@ -19,7 +19,7 @@ PARTS = [dict(causal=True, alibi_slopes=[0.5, 0.25, 0.1, 0.0]), dict(window=(20,
 @pytest.mark.parametrize("kernel", ["auto", "cpu_reference"])
 @pytest.mark.parametrize("options", PARTS)
 @pytest.mark.parametrize("begin,end", [(0, 20), (13, 40), (31, 50), (50, 50)])
-def test_a_part_of_the_keys(options, kernel, begin, end):
+def test_a_part_equals_the_whole_with_the_other_keys_hidden(options, kernel, begin, end):
     q, k, v = inputs()
     part = slice(begin, end)
     keep = np.zeros(50, bool)
@@ -32,15 +32,15 @@ def test_a_part_of_the_keys(options, kernel, begin, end):
     within = bounds(q, k, v, d_o, bias=np.where(keep, 0, MASKED),
                     kept=2.0 if "dropout_p" in options else 1.0, **terms)
     for name, here, there in zip(("o", "lse"), *answers):
-        close(there, here.astype(float), 2 * within[name])  # both are off
+        close(there, here.astype(float), 2 * within[name])  # both have errors
 
 
 @pytest.mark.parametrize("kernel", ["auto", "cpu_reference"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("size", [0, 1e3, -1e3])
 @pytest.mark.parametrize("options", PARTS)
-def test_gradients_of_parts_by_the_answer_of_the_whole(options, size, dtype, kernel):
-    """Sinks are in the first part only."""
+def test_gradients_of_parts_add_up_to_those_of_the_whole(options, size, dtype, kernel):
+    """O and LSE are the whole's. The sinks are passed with the first part only."""
     q, k, v = inputs(dtype=dtype)
     d_o, bias = random(2, 4, 37, 16, dtype=dtype), np.full(50, size, np.float32)
     o, lse = run(q, k, v, bias=bias, return_lse=True, kernel=kernel, **options)
@@ -62,7 +62,7 @@ def test_gradients_of_parts_by_the_answer_of_the_whole(options, size, dtype, ker
     unit = np.finfo(dtype).eps / 2
     truth = gradients(q, k, v, d_o, bias=bias, kept=kept, **terms)
     within = bounds(q, k, v, d_o, bias=bias, kept=kept, unit=unit, **terms)
-    # Each part of dQ is rounded, and the LSE that all have is.
+    # Each part of dQ is rounded, and so is the LSE that they share.
     parts = sum(abs(x) for x in (d_q, truth["q"])) * 3 * unit + 3 * unit * abs(d_q).max()
     close(d_q, truth["q"], 2 * within["q"] + parts)
     for name, found in (("k", d_k), ("v", d_v)):
@@ -74,6 +74,6 @@ def test_gradients_of_parts_by_the_answer_of_the_whole(options, size, dtype, ker
     (dict(keys_after=2**31), "keys_after is 2147483648, must be in .0, 1073741824."),
     (dict(key_offset=0.5), "key_offset is 0.5, must be an integer"),
     (dict(key_offset=2**30), "keys of the whole is 1073741874, must be in .0, 1073741824.")])
-def test_parts_that_cannot_be(options, words):
+def test_invalid_parts_are_refused(options, words):
     with pytest.raises(attend_kernels.Error, match=words):
         run(*inputs(), **options)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every feature with every other at random, forward and backward, beside the formulas of
-reference.py in double precision. ATTEND_TEST_SEED=N draws the case that failed with seed N."""
+"""Random combinations of all features, forward and backward, compared with the formulas of
+reference.py in double precision. ATTEND_TEST_SEED=N repeats the case that failed with seed N."""
 
 import os
 
@@ -20,8 +20,8 @@ DIMS = [1, 3, 8, 16, 24, 31, 64, 80, 96, 128]
 
 
 def to_kernel(values, dtype, device):
-    """The values as a kernel takes them: NumPy's array, or of bfloat16 a Bfloat16 on the CPU and a
-    tensor of PyTorch's on a GPU."""
+    """The values as a kernel takes them: a NumPy array, or for bfloat16 a Bfloat16 on the CPU and a
+    PyTorch tensor on a GPU."""
     if dtype != "bfloat16":
         return values.astype(dtype)
     bits = (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -32,7 +32,7 @@ def to_kernel(values, dtype, device):
 
 
 def from_kernel(got):
-    """Back in NumPy; bfloat16 as float32."""
+    """The answer as a NumPy array; bfloat16 becomes float32."""
     if isinstance(got, Bfloat16):
         return (got.values.astype(np.uint32) << 16).view(np.float32)
     if isinstance(got, PtrTensor):
@@ -41,8 +41,8 @@ def from_kernel(got):
 
 
 class Drawn:
-    """A case: whole arrays BHLD whose values are of the dtype, what the kernels are told beside
-    them (`given`), and what the formulas are (`terms`)."""
+    """A random case: arrays in BHLD with values that the dtype can represent, the options of the
+    kernels (`given`) and those of the formulas (`terms`)."""
 
     def __init__(self, seed):
         self.random = random = np.random.default_rng(seed)
@@ -55,8 +55,8 @@ class Drawn:
             (self.b, self.hkv, self.lk, self.dv), (self.b, self.hq, self.lq, self.dv)))
         self.q *= self.as_dtype(random.choice([0.25, 1, 4]))
         self.d_lse = self._normal(self.b, self.hq, self.lq) if self._chance(0.5) else None
-        self.given, self.terms, self.whole = {}, {}, {}  # whole: without what makes it a part
-        self.far = False  # scores are so large that float32 does not hold LSE well
+        self.given, self.terms, self.whole = {}, {}, {}  # whole: `given` without key_offset etc.
+        self.far = False  # scores are so large that float32 cannot represent LSE well
         self.o_dtype = "float32" if self._chance(0.2) else self.dtype
         self._draw_scores()
         if self._chance(0.25):
@@ -77,7 +77,7 @@ class Drawn:
         return self.random.random() < probability
 
     def as_dtype(self, values, dtype=None):
-        """The values as the dtype has them, in float32."""
+        """The values rounded to the dtype, in float32."""
         values, dtype = np.asarray(values, np.float32), dtype or self.dtype
         if dtype == "bfloat16":
             return (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -105,7 +105,7 @@ class Drawn:
             self._draw_bias((*shape, self.lk))
 
     def _draw_common_part(self):
-        """Keys have much in common, and all scores are far from 0."""
+        """Adds a common vector to all keys, so that all scores are far from 0."""
         part, scale = self.random.standard_normal(self.d), self.given.get("scale", self.d ** -0.5)
         size = self.random.choice([30, 300, 2500, 10000]) / abs(scale)
         part *= np.sqrt(size) / np.linalg.norm(part)
@@ -121,7 +121,7 @@ class Drawn:
             return
         self.bias_dtype = str(self.random.choice(["float32", "float16", self.dtype]))
         bias, masked, most = self.random.standard_normal(shape), MASKED, LARGEST[self.bias_dtype]
-        if self._chance(0.4):  # by a finite number, and some rows throughout
+        if self._chance(0.4):  # masks with a finite number, and masks some rows entirely
             masked = max(-most, self.random.choice([-1e4, -1e9, -LARGEST["float32"]]))
             hidden |= self.random.random((*shape[:3], 1)) < 0.3
             self.far = True
@@ -139,7 +139,7 @@ class Drawn:
             self._both(window=(left, right), alignment=alignment)
 
     def _draw_lengths(self):
-        """True lengths, and NaN beyond them; or a part of the keys, whose gradients go by LSE."""
+        """Lengths of sequences, with NaN beyond them; or a part of the keys."""
         self.q_lengths, self.k_lengths = [self.lq] * self.b, [self.lk] * self.b
         self.part = slice(0, int(self.lk))
         if self._chance(0.3):
@@ -160,7 +160,7 @@ class Drawn:
                 self.given["bias"] = self.given["bias"][..., self.part]
 
     def _draw_nan(self):
-        """One key's K or V are NaN, which not all rows need see."""
+        """Makes K or V of one key NaN, which some rows may not see."""
         n = int(self.random.integers(self.b))
         if self.k_lengths[n] == 0 or self.is_part() or not self._chance(0.2):
             return
@@ -176,7 +176,7 @@ class Drawn:
         return self.part != slice(0, int(self.lk))
 
     def of_sequence(self, n, hides=False):
-        """Its rows and keys alone, and its terms; `hides`: with keys outside the part hidden."""
+        """The n-th sequence's arrays and terms; `hides` masks the keys outside the part."""
         rows, keys = slice(self.q_lengths[n]), slice(self.k_lengths[n])
         terms = dict(self.terms, kept=self.kept[n:n + 1, :, rows, keys]
                      if self.kept.shape[-1] > 1 or "dropout_p" in self.given else 1.0)
@@ -209,7 +209,7 @@ class Drawn:
 
 
 def packed(array, lengths):
-    """[B, H, L, ...] without what lies beyond the lengths: [rows, H, ...]."""
+    """[B, H, L, ...] to [rows, H, ...], without the rows beyond the lengths."""
     return np.concatenate([one[:, :n].swapaxes(0, 1) for one, n in zip(array, lengths)])
 
 
@@ -221,7 +221,7 @@ def unpacked(array, lengths, wanted_rows, rest=0):
 
 
 class Layout:
-    """How the kernels are given a case, and how their answers become BHLD again."""
+    """Converts a case to the layout that the kernels get, and their answers back to BHLD."""
 
     def __init__(self, case):
         self.case, self.name = case, case.layout
@@ -236,7 +236,7 @@ class Layout:
             self.table = case.random.permutation(case.b * -(-int(case.lk) // 16)).reshape(
                 case.b, -1).astype(np.int32)
             self.options.update(page_table=self.table, kv_lengths=case.k_lengths)
-            if "bias" in case.given:  # its width is that of the pages
+            if "bias" in case.given:  # it has to be as wide as the pages
                 bias = case.given["bias"]
                 more = 16 * self.table.shape[1] - bias.shape[3]
                 self.options.update(bias=np.pad(bias, [(0, 0)] * 3 + [(0, more)]))
@@ -267,7 +267,7 @@ class Layout:
 
 
 def answers(case, kernel, device):
-    """By "o", "lse" and the names of gradients, in NumPy, BHLD."""
+    """A dict of "o", "lse" and the gradients as NumPy arrays in BHLD."""
     layout, part = Layout(case), (slice(None), slice(None), case.part)
     q, k, v = (to_kernel(layout.of(x, of_keys), case.dtype, device) for x, of_keys in (
         (case.q, False), (case.k[part], True), (case.v[part], True)))
@@ -278,12 +278,12 @@ def answers(case, kernel, device):
     o_dtype = None if case.o_dtype == case.dtype else "float32"
     found = attend_kernels.attention(q, k, v, return_lse=True, o_dtype=o_dtype, **place)
     names, merged = ("o", "lse"), found
-    if case.is_part():  # parts have gradients by the answer of the whole
+    if case.is_part():  # the gradients of a part need O and LSE of the whole
         whole = (to_kernel(layout.of(x), case.dtype, device) for x in (case.q, case.k, case.v))
         merged = attend_kernels.attention(
             *whole, return_lse=True, o_dtype=o_dtype,
             **{**place, **case.whole, "key_offset": 0, "keys_after": 0})
-    if case.layout != "pages":  # they have no gradients
+    if case.layout != "pages":  # pages have no gradients
         d_o, d_lse = layout.of(case.d_o), case.d_lse
         d_o = to_kernel(d_o, case.dtype, device) if o_dtype is None else like(merged[0], d_o)
         if d_lse is not None:
@@ -296,7 +296,7 @@ def answers(case, kernel, device):
 
 
 def like(tensor, values):
-    """The values, of float32, as a tensor of the same kind and place."""
+    """The values in float32, as a tensor of the same type and device."""
     values = np.ascontiguousarray(values, np.float32)
     if isinstance(tensor, np.ndarray):
         return values
@@ -305,7 +305,7 @@ def like(tensor, values):
 
 
 def close(name, got, wanted, within):
-    """Where the truth is finite; elsewhere they are the same."""
+    """Asserts that values are within the bound where the truth is finite, and equal elsewhere."""
     assert got.shape == wanted.shape, (name, got.shape, wanted.shape)
     got, finite = got.astype(float), np.isfinite(wanted)
     assert np.array_equal(got[~finite], wanted[~finite], equal_nan=True), name
@@ -314,8 +314,8 @@ def close(name, got, wanted, within):
 
 
 def judge_weights(case, n, got, work):
-    """Each row's weights sum to 1 whatever its LSE is, so dV adds up to dO of rows that see a key.
-    Weights are off by the rounding of an LSE up to 256."""
+    """Each row's weights sum to 1, so the sum of dV equals the sum of dO over the rows that see a
+    key. The bound allows for the rounding of an LSE of up to 256."""
     (q, k, v, d_o), terms = case.of_sequence(n)
     if case.is_part() or {"sinks", "dropout_p"} & case.given.keys() or "v" not in got or \
             np.isnan(k).any() or np.isnan(v).any():
@@ -330,7 +330,8 @@ def judge_weights(case, n, got, work):
 
 
 def judge(case, got, work):
-    """Each sequence alone; gradients by what sequences share are judged by the sums."""
+    """Judges each sequence alone; the gradients of bias and sinks, which sequences share, are
+    summed first."""
     shape = (case.b, case.hq, case.lq, case.lk)
     summed = {"bias": (np.zeros(shape), np.zeros(shape)),
               "sinks": (np.zeros(case.hq), np.zeros(case.hq))}
@@ -396,4 +397,4 @@ def test_on_the_cpu(kernel):
 
 @pytest.mark.gpu
 def test_on_a_gpu():
-    judge_all("auto", "cuda", work=UNITS.get)  # Tensor Cores' weights
+    judge_all("auto", "cuda", work=UNITS.get)  # Tensor Cores take weights in the dtype

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of NumPy's arrays that are like one before take a shorter way: the same bits and the same
-errors."""
+"""Repeated calls with NumPy arrays use a cached plan, with the same bits and the same errors."""
 
 import numpy
 import pytest
@@ -13,7 +12,7 @@ pytestmark = pytest.mark.cpu
 
 @pytest.fixture(autouse=True)
 def plans(monkeypatch):
-    """(forward, backward), empty."""
+    """Empty plan caches: (forward, backward)."""
     both = []
     for module in (_attention, _gradients):
         both.append(type(module._plans)(module._plans._tensors))
@@ -39,7 +38,7 @@ def step(q, k, v, d_o, **options):
 @pytest.mark.parametrize("dtype", [numpy.float32, numpy.float16])
 @pytest.mark.parametrize("options", [dict(), dict(causal=True, window=(3, 0)),
                                      dict(dropout_p=0.4, dropout_seed=3)])
-def test_it_has_the_bits_of_a_first_call(plans, dtype, options):
+def test_a_planned_call_has_the_bits_of_a_first_call(plans, dtype, options):
     for seed in (3, 2**64 - 1):
         if "dropout_seed" in options:
             options = dict(options, dropout_seed=seed)
@@ -55,14 +54,14 @@ def test_it_has_the_bits_of_a_first_call(plans, dtype, options):
             one._by_key.update(by_key)
 
 
-def test_results_are_arrays_of_their_own():
+def test_results_do_not_share_memory():
     q, k, v = arrays()
     results = [attend(q, k, v) for _ in range(3)]
     assert not numpy.shares_memory(results[1], results[2])
     assert all(numpy.array_equal(results[0], other) for other in results)
 
 
-def test_arrays_that_are_read_only_or_have_gaps():
+def test_read_only_and_strided_inputs():
     q, k, v = arrays()
     wanted = attend(q, k, v)
     gaps = numpy.zeros((2, 4, 9, 8), numpy.float32)[:, :, :6]
@@ -73,8 +72,8 @@ def test_arrays_that_are_read_only_or_have_gaps():
         assert numpy.array_equal(attend(q, gaps, v), wanted)
 
 
-def test_arrays_that_are_not_used_in_place(plans):
-    """Not aligned, or with steps in their rows: they are copied, so there is no plan."""
+def test_arrays_that_are_copied_have_no_plan(plans):
+    """Unaligned arrays, and those whose rows are not contiguous."""
     q, k, v = arrays()
     wanted = attend(q, k, v)
     odd = numpy.frombuffer(b"." + k.tobytes(), numpy.float32, offset=1).reshape(k.shape)
@@ -85,7 +84,7 @@ def test_arrays_that_are_not_used_in_place(plans):
     assert len(plans[0]._by_key) == 1
 
 
-def test_no_row():
+def test_arrays_without_rows():
     for _ in range(3):
         assert attend(*arrays(rows=0)).shape == (2, 4, 0, 8)
 
@@ -95,7 +94,7 @@ def test_no_row():
     (dict(key_offset=1), dict(key_offset=1.0)),
     (dict(keys_after=1), dict(keys_after=numpy.float64(1))),
 ])
-def test_what_equals_a_good_argument_is_refused_as_ever(good, bad):
+def test_a_plan_does_not_accept_arguments_of_another_type(good, bad):
     q, k, v = arrays()
     with pytest.raises(attend_kernels.Error) as first:
         attend(q, k, v, **bad)
@@ -106,7 +105,7 @@ def test_what_equals_a_good_argument_is_refused_as_ever(good, bad):
     assert str(later.value) == str(first.value)
 
 
-def test_arrays_of_the_same_shape_are_refused_as_ever():
+def test_a_plan_does_not_accept_arrays_of_another_dtype_or_type():
     q, k, v = arrays()
     for _ in range(2):
         attend(q, k, v)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams: what torch's allocator is asked for and told, in which order, and whose workspace a
-launch gets."""
+"""Streams: the order of allocations, record_stream() calls and launches with torch tensors, and the
+workspace of each stream."""
 
 import sys
 import threading
@@ -19,7 +19,7 @@ TENSORS = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k")
 
 @pytest.fixture
 def torch(fake, monkeypatch):
-    """A torch whose current stream is CURRENT, which notes launches too."""
+    """A fake torch whose current stream is CURRENT; launches are recorded in its events."""
     module, run = FakeTorch(CURRENT), fake.attend_run_batch
 
     def noted(params, count, workspace, workspace_bytes, stream):
@@ -32,7 +32,7 @@ def torch(fake, monkeypatch):
 
 
 def packed(make):
-    """Arguments with lengths that are converted."""
+    """Arguments with int32 lengths, which the call has to convert."""
     begins = np.array([0, 2, 3], np.int32)
     arrays = (np.ones((3, 2, 4), np.float32),) * 3 + (begins,) * 2
     return {**{name: make(name, array) for name, array in zip(TENSORS, arrays)}, "layout": "LHD",
@@ -66,33 +66,33 @@ def test_a_bare_handle(torch, handle):
 
 
 @pytest.mark.parametrize("asked", [None, 9, Stream(9)])
-def test_the_current_stream_needs_nothing(torch, asked):
+def test_nothing_is_recorded_on_the_current_stream(torch, asked):
     attend_kernels.attention(**packed(torch.Tensor), stream=asked)
     assert torch.events == [*made(9), ("launch", 9)]
 
 
-def test_what_the_caller_gave_as_out_is_not_taken_for_our_own(torch):
+def test_out_is_not_recorded_as_an_allocation_of_the_call(torch):
     q = torch.Tensor("q", np.ones((1, 1, 2, 4), np.float32))
     out = torch.Tensor("out", np.zeros((1, 1, 2, 4), np.float32))
     attend_kernels.attention(q, q, q, out=out, stream=Stream(5))
     assert torch.events == [*(("record q", 5),) * 3, ("record out", 5), ("launch", 5)]
 
 
-def test_a_refused_call_leaves_the_current_stream(torch):
+def test_a_refused_call_restores_the_current_stream(torch):
     arguments = {**packed(torch.Tensor), "sinks": [1.0]}
     with pytest.raises(attend_kernels.Error, match="sinks"):
         attend_kernels.attention(**arguments, stream=Stream(5))
     assert torch.current_stream(0) is CURRENT and ("launch", 5) not in torch.events
 
 
-def test_each_call_of_a_batch(torch):
+def test_each_call_of_a_batch_is_recorded(torch):
     calls = [dict(packed(torch.Tensor), stream=asked) for asked in (Stream(5), 5)]
     attend_kernels.attention_batch(calls)
     assert [event for event in torch.events if event[0] in ("long", "new_empty")] == 2 * made(5)
     assert len(recorded(torch.events)) == 4 and torch.events[-1] == ("launch", 5)
 
 
-def test_other_tensors_do_not_concern_torch(torch, fake):
+def test_tensors_of_other_libraries_do_not_use_torch(torch, fake):
     attend_kernels.attention(**packed(lambda _, array: PtrTensor(array)), stream=5)
     assert torch.events == [("launch", 5)]
 
@@ -108,13 +108,13 @@ def ones():
 
 
 def both(*streams):
-    """Calls attention on each stream at once; returns what was raised."""
+    """Calls attention on all streams concurrently; returns the exceptions."""
     raised = []
 
     def work(stream):
         try:
             attend_kernels.attention(*ones(), stream=stream)
-        except Exception as failure:  # of the launch below, in a thread
+        except Exception as failure:  # raised by the patched launch
             raised.append(failure)
 
     threads = [threading.Thread(target=work, args=(stream,)) for stream in streams]
@@ -125,7 +125,7 @@ def both(*streams):
     return raised
 
 
-def test_streams_launch_at_once_and_one_stream_in_turn(fake, monkeypatch):
+def test_launches_of_different_streams_overlap_and_those_of_one_do_not(fake, monkeypatch):
     run, meet = fake.attend_run_batch, threading.Barrier(2)
 
     def together(*arguments):
@@ -148,7 +148,7 @@ def test_streams_launch_at_once_and_one_stream_in_turn(fake, monkeypatch):
     assert not both(*[3] * 8)
 
 
-def test_a_workspace_is_given_up_when_a_launch_fails(fake, monkeypatch):
+def test_a_workspace_is_freed_when_its_launch_fails(fake, monkeypatch):
     run = fake.attend_run_batch
 
     def broken(params, count, workspace, *_):
@@ -164,7 +164,7 @@ def test_a_workspace_is_given_up_when_a_launch_fails(fake, monkeypatch):
     attend_kernels.attention(*ones())  # asserts that a workspace begins with zeros
 
 
-def test_a_stream_that_cannot_be_waited_for_keeps_no_memory(fake, monkeypatch):
+def test_the_workspace_of_a_destroyed_stream_is_freed(fake, monkeypatch):
     wait, tensors = fake.attend_synchronize, [PtrTensor(x) for x in ones()]
 
     def gone(device, stream):
@@ -179,7 +179,7 @@ def test_a_stream_that_cannot_be_waited_for_keeps_no_memory(fake, monkeypatch):
     assert not fake.blocks
     attend_kernels.attention(*tensors, stream=3)
     fake.workspace_bytes = 65536
-    with pytest.raises(attend_kernels.Error, match="no such stream"):  # it has to grow
+    with pytest.raises(attend_kernels.Error, match="no such stream"):  # the workspace has to grow
         attend_kernels.attention(*tensors, stream=3)
     assert not fake.blocks
     monkeypatch.setattr(fake, "attend_synchronize", wait)

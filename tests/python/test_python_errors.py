@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend.Error: its kinds by code, and that it crosses processes; what a program sees of the
-packages without calling them."""
+"""attend.Error: base classes by code, pickling, subclasses, printing; the packages' signatures,
+versions and reprs."""
 
 import asyncio
 import copy
@@ -22,7 +22,7 @@ KINDS = {"INVALID_ARGUMENT": ValueError, "OUT_OF_RANGE": ValueError,
 
 
 @pytest.mark.parametrize("code", [*_library.CODES, 99])
-def test_an_error_is_of_the_kind_that_its_code_says(code):
+def test_the_base_class_of_an_error_follows_from_its_code(code):
     failure = attend.Error(code, "x is 3, must be 4")
     kinds = [kind for kind in (ValueError, TimeoutError, ConnectionError)
              if isinstance(failure, kind)]
@@ -33,7 +33,7 @@ def test_an_error_is_of_the_kind_that_its_code_says(code):
 
 
 @pytest.mark.parametrize("code", [*_library.CODES, 99])
-def test_an_error_is_pickled_and_copied_with_all_its_fields(code):
+def test_pickled_and_copied_errors_keep_all_fields(code):
     failure = attend.Error(code, "x is 3")
     failure.attempts, failure.session_lengths = 4, (1, 2)
     again = [pickle.loads(pickle.dumps(failure, protocol))
@@ -45,30 +45,30 @@ def test_an_error_is_pickled_and_copied_with_all_its_fields(code):
 
 
 class Own(attend.Error):
-    """A program's."""
+    """A subclass of a program's."""
 
 
-def test_a_subclass_stays_one():
+def test_a_pickled_subclass_keeps_its_type():
     own = pickle.loads(pickle.dumps(Own(4, "late")))
     assert type(own) is Own and own.code == 4 and not isinstance(own, TimeoutError)
 
 
 class Named(attend.Error):
-    """A program's, with a constructor of its own, which says nothing to attend.Error."""
+    """A subclass whose constructor does not call that of attend.Error."""
 
     def __init__(self, model, *, layer):
         self.model, self.layer = model, layer
 
 
 class Refused(Named, ValueError):
-    """Another one, which does."""
+    """A subclass whose constructor does call it."""
 
     def __init__(self, model, *, layer=0):
         super().__init__(model, layer=layer)
         attend.Error.__init__(self, 3, f"{model} has no layer {layer}\x1b[2J")
 
 
-def test_a_subclass_has_a_constructor_of_its_own():
+def test_a_subclass_may_have_its_own_constructor():
     for kind, status, said in ((Named, None, None),
                                (Refused, "INVALID_ARGUMENT",
                                 r"INVALID_ARGUMENT: bert has no layer 7\u001b[2J")):
@@ -85,7 +85,7 @@ HIDDEN = ["\x1b]0;title\a", "\x9b2J", "\u202eright to left", "\u2066", "\u200b",
 
 @pytest.mark.parametrize("text", HIDDEN, ids=ascii)
 @pytest.mark.parametrize("code", [3, 5, 14])
-def test_an_error_is_shown_on_one_line_that_orders_nothing(code, text):
+def test_control_characters_in_an_error_are_escaped(code, text):
     failure = attend.Error(code, text)
     for one in (failure, pickle.loads(pickle.dumps(failure))):
         assert one.message == text
@@ -94,7 +94,7 @@ def test_an_error_is_shown_on_one_line_that_orders_nothing(code, text):
             assert all(c.isprintable() for c in line) and "\ufe0f" not in line and "\\" in line
 
 
-def test_what_is_hidden_is_what_the_server_and_its_tool_hide():
+def test_the_same_characters_are_escaped_as_by_the_server():
     source = (ROOT / "kernels/util/printable.cc").read_text()
     ranges = {(int(first, 16), int(last, 16))
               for first, last in re.findall(r"\{0x(\w+), 0x(\w+)\}", source)}
@@ -104,15 +104,15 @@ def test_what_is_hidden_is_what_the_server_and_its_tool_hide():
     assert _printable.printable("\n\x9b\U000e0041\ud800") == r"\n\u009b\U000e0041\ud800"
 
 
-def test_a_library_of_another_version_is_no_missing_one(monkeypatch, tmp_path):
-    """An Error that is an OSError too is not taken for the loader's."""
+def test_a_library_of_another_version_is_not_reported_as_missing(monkeypatch, tmp_path):
+    """An attend.Error that is also an OSError is not mistaken for one of the loader."""
     for module in (_library, attend._library):
         monkeypatch.setattr(module._loading, "load", lambda *_: object())
         with pytest.raises(attend.Error, match="^UNAVAILABLE: this library is not"):
             module.load(tmp_path / "some.so")
 
 
-def test_the_version_is_the_builds():
+def test_versions_match_the_build():
     version = re.search(r"project\(attend VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())[1]
     said = re.search(r'^version = "(.*)"', (ROOT / "client/python/pyproject.toml").read_text(),
                      re.M)[1]
@@ -137,7 +137,7 @@ def test_signatures_name_every_option(call):
         assert parameters[name].default == default and parameters[name].annotation
 
 
-def test_methods_of_asyncio_have_the_others_signatures():
+def test_methods_of_asyncio_have_the_same_signatures():
     for ours, theirs in ((attend.aio.Client, attend.Client), (attend.aio.Stream, attend.Stream),
                          (attend.aio.Session, attend.Session)):
         for name, method in vars(ours).items():
@@ -149,7 +149,7 @@ def test_methods_of_asyncio_have_the_others_signatures():
     assert str(inspect.signature(attend.aio.Client)) == str(inspect.signature(attend.Client))
 
 
-def test_the_options_types_are_of_what_there_is():
+def test_typed_dicts_match_the_options():
     assert set(_options.DEFAULTS) == set(_options.CallOptions.__annotations__) | set(
         _options.OptionsButLse.__annotations__)
     parameters = inspect.signature(attend.Client).parameters
@@ -159,7 +159,7 @@ def test_the_options_types_are_of_what_there_is():
     assert session["dtype"].default == "float32"
 
 
-def test_what_is_printed_is_a_line():
+def test_the_repr_of_an_answer_is_one_escaped_line():
     answer = attend.Answer(
         o=memoryview(b""), lse=None, gradients={}, timings=attend.Timings(*[0] * 6, 1_230_000),
         check=None, kernel="cpu_flash", kernel_reason="", device="cpu", transport="shm",
@@ -183,7 +183,7 @@ class Memory:
     address, device = 4096, -1
 
 
-def test_arrays_of_a_device_are_neither_copied_nor_pickled():
+def test_device_arrays_are_neither_copied_nor_pickled():
     array = attend_kernels.DeviceArray(Memory(), (2, 3), "float16", 0)
     assert repr(array) == "<attend_kernels.DeviceArray float16 (2, 3) on cpu>"
     for use in (copy.copy, copy.deepcopy, pickle.dumps):
@@ -191,12 +191,12 @@ def test_arrays_of_a_device_are_neither_copied_nor_pickled():
             use(array)
 
 
-def test_addresses_of_the_library_are_neither_copied_nor_pickled():
+def test_handles_of_the_library_are_neither_copied_nor_pickled():
     for kind in (attend._library.ClientHandle, attend._library.CallHandle,
                  attend._library.StreamHandle, attend._library.SessionHandle,
                  attend._library.MemoryHandle):
         handle = kind(0)
-        assert not hasattr(handle, "__dict__"), "the collector of cycles would see it"
+        assert not hasattr(handle, "__dict__"), "the cycle collector would track it"
         for use in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match=f"{kind.__name__} is neither copied nor pickled"):
                 use(handle)

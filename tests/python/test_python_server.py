@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python server that bench_service measures against answers rightly: over sockets, with a torch
-made of NumPy."""
+"""The Python server that bench_service compares with gives correct answers, over sockets and with a
+torch that is made of NumPy."""
 
 import importlib.util
 import os
@@ -46,7 +46,7 @@ def start(descriptors, *arguments, torch=HERE / "numpy_torch"):
 
 @pytest.fixture(scope="module")
 def attend(descriptors, classes):
-    """The method, as a function of a request."""
+    """The server's Attend method."""
     request_class, response_class = classes
     process = start(descriptors)
     ready, address = process.stdout.readline().split()
@@ -90,7 +90,7 @@ def test_attention(attend, classes, dtype, scale):
 
 
 @pytest.mark.parametrize("name,value", [("return_lse", True), ("layout", 2)])
-def test_what_it_does_not_know_is_refused(attend, classes, name, value):
+def test_unknown_fields_are_refused(attend, classes, name, value):
     request, _ = make_request(classes[0], "float32", **{name: value})
     with pytest.raises(grpc.RpcError) as error:
         attend(request, timeout=30)
@@ -98,7 +98,7 @@ def test_what_it_does_not_know_is_refused(attend, classes, name, value):
     assert name in error.value.details()
 
 
-def test_no_gpu_and_no_torch_are_reasons(descriptors, tmp_path):
+def test_the_server_says_why_it_cannot_start(descriptors, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')\n")
     for process, reason in ((start(descriptors, "--device", "cuda:0"), "PyTorch sees no GPU"),
                             (start(descriptors, torch=tmp_path), "Python: no torch here")):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of AttentionService that a server on trial gets: unary, streams, chunked; whole and given
-up half-way."""
+"""Calls of AttentionService for the trials: unary, streamed and chunked, complete or abandoned."""
 
 import itertools
 import queue
@@ -13,7 +12,7 @@ from caller import CODE, SECONDS, check, code_of
 
 
 def _problem(caller):
-    """One of the problems, and its request with a name and what may be asked for besides."""
+    """A random problem, and its request with a unique id and random optional fields."""
     pool = caller.problems
     kind = caller.random.random()
     problem = caller.random.choice(pool.large if kind < 0.02 else
@@ -29,7 +28,7 @@ def _begin(caller, problem, request, timeout=SECONDS, **options):
 
 
 def unary(caller):
-    """A few at once."""
+    """One call, or four concurrent ones."""
     asked = [_problem(caller) for _ in range(caller.random.choice((1, 4)))]
     begun = [(problem, request.request_id, _begin(caller, problem, request))
              for problem, request in asked]
@@ -41,8 +40,8 @@ def unary(caller):
 
 
 def compressed(caller):
-    """Which the server refuses by design. gRPC sends a message as it is that gzip makes no smaller:
-    its name is long enough for that."""
+    """The server refuses compressed messages by design. gRPC sends a message uncompressed if gzip
+    does not make it smaller, so the request id is padded to be compressible."""
     problem, request = _problem(caller)
     request.request_id += "-" * 64
     code, _, details = code_of(_begin(caller, problem, request,
@@ -53,7 +52,8 @@ def compressed(caller):
 
 
 def given_up(caller):
-    """Cancelled, or with a deadline that may pass. What is answered all the same is right."""
+    """A call that is cancelled, or whose deadline may pass. If it is answered all the same, the
+    answer must be right."""
     problem, request = _problem(caller)
     by_deadline = caller.random.random() < 0.5
     seconds = caller.random.choice((1e-9, 1e-4, 1e-3, 3e-3, 1e-2))
@@ -72,8 +72,8 @@ def given_up(caller):
 
 
 def stream(caller, spoil=None):
-    """Up to a dozen requests, some spoilt by `spoil`; now and then the stream is given up. One
-    answer for each."""
+    """Up to a dozen requests on one stream, some corrupted by `spoil`. Each must get one answer,
+    unless the stream is cancelled, as some are."""
     sent, messages = {}, []
     bad = 0
     for _ in range(caller.random.randrange(1, 13)):
@@ -135,13 +135,14 @@ def _code_name(answer):
 
 
 def in_chunks(caller):
-    """Over one to three streams, in pieces of any size and in any order; some ends early."""
+    """A chunked request over one to three streams, in chunks of any size and order; some requests
+    are left incomplete."""
     problem = caller.random.choice(caller.problems.forward + caller.problems.large)
     request = problem.message(request_id=caller.name("good"))
     total, streams = sum(map(len, request.raw)), caller.random.choice((1, 1, 2, 3))
     size = caller.random.choice((7, 100, 5000, 1 << 20))
     in_order = streams == 1 and size * 1000 > total and caller.random.random() < 0.5
-    if not in_order:  # at most so many pieces with gaps between
+    if not in_order:  # limits how many chunks may arrive with gaps between them
         size = max(size, total // 50 + 1)
     pieces = list(chunked.chunks_of(request, max(size, total // 1000 + 1)))
     if not in_order:
@@ -168,7 +169,7 @@ def in_chunks(caller):
 
 
 class _Transfer:
-    """A chunked request over some streams of one connection."""
+    """A chunked request over several streams of one connection."""
 
     def __init__(self, caller, request, streams):
         self._caller, self._request, self._number = caller, request, streams
@@ -185,7 +186,7 @@ class _Transfer:
         return self._calls[-1]
 
     def run(self, pieces, cancels):
-        """The code of the first stream, which is the request's, and the answer."""
+        """Returns the request's status code, which the first stream reports, and the answer."""
         got = []
         try:
             header = chunked.header_of(self._request)
@@ -199,7 +200,7 @@ class _Transfer:
                 first.cancel()
         except grpc.RpcError:
             pass
-        for messages in reversed(self._queues):  # the first one last
+        for messages in reversed(self._queues):  # the first stream is closed last
             messages.put(None)
         for call in self._calls:
             try:
@@ -209,12 +210,12 @@ class _Transfer:
         self.details = self._calls[0].details()
         codes = [call.code() for call in self._calls]
         refused = [code for code in codes[1:] if code in self._caller.target.refusals]
-        if codes[0] is CODE.INVALID_ARGUMENT and refused:  # for want of bytes that went nowhere
+        if codes[0] is CODE.INVALID_ARGUMENT and refused:  # chunks of a refused stream are missing
             return refused[0], None
         if codes[0] is not CODE.OK:
             return codes[0], None
         check(all(code is CODE.OK for code in codes[1:]) or
               any(code in self._caller.target.refusals for code in codes), f"chunked: {codes}")
-        if any(code is not CODE.OK for code in codes):  # an answer's chunks were on that stream
+        if any(code is not CODE.OK for code in codes):  # chunks of the answer were lost with it
             return next(code for code in codes if code is not CODE.OK), None
         return CODE.OK, chunked.assemble(got)

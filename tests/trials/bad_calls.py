@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no good client sends to a server on trial: spoilt messages, wrong fields, garbage."""
+"""Invalid calls for the trials: corrupted messages, wrong fields, bytes that are not HTTP/2."""
 
 import contextlib
 import copy
@@ -13,7 +13,7 @@ import hostile
 import wire
 from caller import CODE, SECONDS, check, code_of
 
-# What may be said of a message that is wrong, whatever is wrong with it.
+# Codes with which the server may refuse an invalid message.
 REFUSALS = (CODE.INVALID_ARGUMENT, CODE.UNIMPLEMENTED, CODE.NOT_FOUND, CODE.FAILED_PRECONDITION,
             CODE.OUT_OF_RANGE, CODE.RESOURCE_EXHAUSTED)
 SERVICE = "/attend.v1.AttentionService/"
@@ -27,7 +27,7 @@ def spoil(caller, message):
     data, random = bytearray(message), caller.random
     for _ in range(random.choice((1, 1, 2, 5))):
         at = random.randrange(len(data) + 1)
-        # Most of a message is tensors: what says what they are stands before them.
+        # Most bytes of a message are tensors; the fields that describe them come first.
         if random.random() < 0.7:
             at = min(at, random.randrange(80))
         way = random.randrange(5)
@@ -87,8 +87,9 @@ def _wrong_fields(caller, request):
 
 
 def broken(caller):
-    """A unary call that may be wrong. If it is answered, it was a good one: then the same message
-    has the same answer, which the server's own check in double precision confirms."""
+    """A unary call with a corrupted message or wrong fields. If it is answered, it was still valid:
+    the same message must get the same answer again, and pass the server's own check in double
+    precision."""
     random = caller.random
     problem = random.choice(caller.problems.forward + caller.problems.backward)
     request = problem.message(request_id=caller.name("broken"))
@@ -108,8 +109,8 @@ def broken(caller):
 
 
 def _confirm(caller, method, message, answer, backward):
-    # Appended: what one implementation of Protobuf reads another may call corrupt, so the message
-    # is not parsed here.
+    # `check` is appended to the bytes instead of parsing the message: implementations of Protobuf
+    # disagree on which corrupted messages they accept.
     asking = message + wire.pb.AttendRequest(check=True).SerializeToString()
     second = caller.take("broken, confirmed", method.future(
         asking, timeout=SECONDS, metadata=caller.metadata()),
@@ -124,7 +125,7 @@ def _confirm(caller, method, message, answer, backward):
 
 
 def odd_calls(caller):
-    """Calls that exist and say nothing, methods that do not, metadata of all sizes, no message."""
+    """Calls with empty or random messages, unknown methods, and metadata of all sizes."""
     random = caller.random
     method, request = random.choice((
         (SERVICE + "GetServerInfo", b""), ("/grpc.health.v1.Health/Check", b""),
@@ -145,7 +146,7 @@ def odd_calls(caller):
 
 
 def empty_stream(caller):
-    """A call without a message, or with two where one is due."""
+    """A unary call with no message, or with two."""
     messages = iter([b""] * caller.random.choice((0, 2)))
     code, _, details = code_of(caller.channel.stream_unary(SERVICE + "Attend").future(
         messages, timeout=SECONDS, metadata=caller.metadata()))
@@ -154,7 +155,7 @@ def empty_stream(caller):
 
 
 def bad_chunks(caller):
-    """A chunked call whose messages come in no order that there is."""
+    """A chunked call whose messages are in an invalid order."""
     random = caller.random
     problem = random.choice(caller.problems.forward)
     pb = wire.pb
@@ -178,7 +179,7 @@ def bad_chunks(caller):
 
 
 def garbage(caller):
-    """A connection that speaks no gRPC, or frames that mean nothing."""
+    """A connection that does not speak HTTP/2, or sends random frames."""
     random = caller.random
     body = random.choice((
         lambda: random.randbytes(random.randrange(1, 3000)),
@@ -203,7 +204,7 @@ def garbage(caller):
 
 
 def scrape(caller):
-    """The metrics, and requests that are none."""
+    """Requests to the metrics' port, some of them invalid."""
     if not caller.target.metrics:
         return
     path = caller.random.choice(("metrics", "metrics", "nothing", "metrics?" + "x" * 3000))

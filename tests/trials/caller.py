@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client of a server on trial: random calls of every kind from one seed. Each call ends with
-one outcome that is right, or CallFault is raised."""
+"""One client of a server under trial: random calls of every kind from one seed. CallFault is raised
+unless each call ends with an outcome that is allowed."""
 
 import collections
 import dataclasses
@@ -11,26 +11,26 @@ import grpc
 import wire
 
 CODE = grpc.StatusCode
-SECONDS = 120  # a call that has no answer then has none
+SECONDS = 120  # timeout of a call
 
 
 UNANSWERED_MOST = 10_000
 
 
 class CallFault(AssertionError):
-    """What a server must never do."""
+    """The server did something that it must never do."""
 
 
 @dataclasses.dataclass
 class Target:
-    """Where the server is, and what it may answer beside what is right."""
+    """Where the server is, and how it may refuse valid calls."""
     address: str
     metrics: str = ""
     region_socket: str = ""
     tenants: tuple = ("a", "b")
-    # What full queues and limits say of good calls, and what faults on the way do.
+    # Codes of valid calls that meet full queues, limits, or faults of the network.
     refusals: tuple = (CODE.RESOURCE_EXHAUSTED, CODE.UNAVAILABLE)
-    locks: object = None  # of a server with tokens, and TLS perhaps: locks.Locks
+    locks: object = None  # locks.Locks if the server needs tokens
 
 
 def check(true, what):
@@ -39,7 +39,8 @@ def check(true, what):
 
 
 def open_channel(address, locks, options):
-    """With a connection of its own: one that failed before makes others wait."""
+    """A channel with its own connection: shared ones would wait for each other's reconnect
+    backoff."""
     options = [*options, ("grpc.use_local_subchannel_pool", 1)]
     if locks is not None and locks.channel is not None:
         return grpc.secure_channel(address, locks.channel, options=options)
@@ -47,7 +48,7 @@ def open_channel(address, locks, options):
 
 
 def code_of(call):
-    """The code of a call that was begun by .future(), and its answer."""
+    """The code, answer and details of a call that was started by .future()."""
     try:
         return CODE.OK, call.result(), ""
     except grpc.RpcError as error:
@@ -64,14 +65,14 @@ class Caller:
         self.seed = seed
         self.random = random.Random(seed)
         self.outcomes = collections.Counter()
-        # Ids of good requests that were not given up and have no good answer; the last of many.
+        # Ids of the last valid requests that were not cancelled and yet not answered with OK.
         self.unanswered = collections.deque(maxlen=UNANSWERED_MOST)
         self.sequence = 0
         self.channel = None
         self.connect()
 
     def connect(self):
-        """Anew, so that the connection is this caller's own."""
+        """Opens a new connection, which no other caller uses."""
         self.close()
         options = [*wire.UNLIMITED, ("grpc.initial_reconnect_backoff_ms", 50),
                    ("grpc.max_reconnect_backoff_ms", 500), ("grpc.enable_retries", 0)]
@@ -89,12 +90,12 @@ class Caller:
         self.outcomes[kind, code.name] += 1
 
     def note(self, request_id, code):
-        """How a good request that was not given up ended."""
+        """Records how a valid request that was not cancelled ended."""
         if code is not CODE.OK:
             self.unanswered.append(request_id)
 
     def name(self, of):
-        """A request_id that is used once."""
+        """A unique request_id."""
         self.sequence += 1
         return f"{of}-{self.seed}-{self.sequence}"
 
@@ -104,7 +105,7 @@ class Caller:
         return [("x-attend-tenant", tenant), *(locks.metadata(tenant) if locks else ())]
 
     def take(self, kind, call, allowed=()):
-        """The answer of a good call, or None if it was refused as it may be."""
+        """The answer of a valid call, or None if it was refused with an allowed code."""
         code, answer, details = code_of(call)
         self.end(kind, code)
         check(code is CODE.OK or code in self.target.refusals or code in allowed,

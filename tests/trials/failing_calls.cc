@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A library to be preloaded: the system's calls of a process fail when a test says so. Calls are
-// counted by kind in a file that the test maps too ($ATTEND_TEST_CALLS; tests/e2e/system_calls.py
-// has the other side), so that it may choose the N-th call from now at any time. It may set the
-// clock of the day as well. Linux and glibc only.
+// A library to preload, which makes chosen system calls of the process fail. Calls are counted by
+// kind in a file that the test maps too ($ATTEND_TEST_CALLS, see tests/e2e/system_calls.py), so
+// that the test can choose the N-th call from now at any time. It can also offset the real-time
+// clock. Linux and glibc only.
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -41,20 +41,20 @@ void* __libc_memalign(size_t alignment, size_t bytes);
 
 namespace {
 
-// The order of KINDS there.
+// In the order of KINDS in system_calls.py.
 enum Kind { kAllocate, kAccept, kRead, kWrite, kMap, kOpen, kThread, kDescriptor, kPoll, kKinds };
 
 constexpr size_t kFramesMost = 24;
 constexpr size_t kFrameBytes = 160;
 
-// Of one kind. Zeros do nothing.
+// State of one kind. With zeros, no call fails.
 struct Calls {
   std::atomic<uint64_t> made;
-  std::atomic<uint64_t> first;  // these fail, counted from 1: first <= N < end
+  std::atomic<uint64_t> first;  // the N-th call fails if first <= N < end, counted from 1
   std::atomic<uint64_t> end;
   std::atomic<uint64_t> failed;
   std::atomic<int64_t> error;
-  char where[kFramesMost][kFrameBytes];  // the calls behind the last that failed
+  char where[kFramesMost][kFrameBytes];  // stack of the last call that failed
 };
 
 struct Control {
@@ -63,7 +63,7 @@ struct Control {
 };
 
 std::atomic<Control*> control{nullptr};
-// The initial model needs no memory, so an allocation may look at it.
+// The initial-exec model does not allocate, so that malloc may read this.
 thread_local bool inside __attribute__((tls_model("initial-exec"))) = false;
 
 template <typename Function>
@@ -96,7 +96,7 @@ void NoteWhere(Calls& calls) {
   }
 }
 
-// Counts a call. True: it is to fail, and errno says how.
+// Counts a call. True if it has to fail; errno is then set.
 bool Fails(Kind kind) {
   Control* const shared = control.load(std::memory_order_acquire);
   if (shared == nullptr || inside) return false;
@@ -114,14 +114,14 @@ bool Fails(Kind kind) {
   return true;
 }
 
-// Of one that is forwarded with these arguments.
+// Makes the system call with these arguments, unless it has to fail.
 template <typename... Args>
 long Forward(Kind kind, long number, Args... args) {
   return Fails(kind) ? -1 : Kernel(number, args...);
 }
 
-// Of one that reads from or writes to `file`. A connection that is reset stays so, as the system's
-// do: otherwise its peer would take what comes after the lost bytes for them.
+// The same for a call that reads from or writes to `file`. As in a real reset, the connection stays
+// unusable: otherwise the peer would mistake the bytes after the lost ones for them.
 bool FailsAt(Kind kind, long file) {
   if (!Fails(kind)) return false;
   const int error = errno;
@@ -146,8 +146,7 @@ timespec Moved(const timespec& time, int64_t ns) {
   return {static_cast<time_t>((all - rest) / kSecond), rest};
 }
 
-// The kernel's clock is not moved: what waits until a time of the moved one waits until the same
-// moment of the kernel's.
+// The kernel's clock has no offset, so absolute timeouts are converted back to it.
 long Futex(long word, long operation, long value, long until, long other, long bits) {
   const auto* const time = reinterpret_cast<const timespec*>(until);
   const int64_t offset = ClockOffset();
@@ -163,7 +162,7 @@ __attribute__((constructor)) void Begin() {
   const char* const path = getenv("ATTEND_TEST_CALLS");
   if (path == nullptr) return;
   void* frame = nullptr;
-  backtrace(&frame, 1);  // loads what it needs
+  backtrace(&frame, 1);  // the first call loads libgcc, which allocates
   const long file = Kernel(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
   if (file < 0) abort();
   void* const mapped = reinterpret_cast<void*>(
@@ -288,7 +287,7 @@ ATTEND_EXPORT int poll(pollfd* fds, nfds_t count, int timeout_ms) {
   return static_cast<int>(Forward(kPoll, SYS_poll, fds, count, timeout_ms));
 }
 
-// How the server's own recvmsg and sendmsg, and absl's locks, call the kernel.
+// The server's recvmsg and sendmsg wrappers and absl's locks use syscall().
 ATTEND_EXPORT long syscall(long number, ...) noexcept {
   long a[6];
   va_list rest;

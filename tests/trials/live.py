@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Callers in one process: live.py OPTIONS. Writes what they found to stdout as one JSON object, on
-SIGTERM too, and where its threads are to stderr on SIGUSR1. tests/trials/fuzz and soak start
-several."""
+"""Callers in one process: live.py OPTIONS. Prints the outcomes and faults to stdout as one JSON
+object, also on SIGTERM, and the threads' stacks to stderr on SIGUSR1. tests/trials/fuzz and soak
+start several."""
 
 import argparse
 import collections
@@ -25,7 +25,7 @@ import wire  # noqa: E402
 
 harness.use_libraries()
 
-# How often each kind of call is made, by the function's name.
+# Relative frequency of each kind of call, by its function's name.
 WEIGHTS = {"unary": 30, "stream": 8, "in_chunks": 6, "given_up": 8, "compressed": 1, "session": 15,
            "shared": 5, "oip": 8, "broken": 20, "odd_calls": 4, "empty_stream": 1, "bad_chunks": 3,
            "garbage": 2, "scrape": 1, "reconnect": 0.5}
@@ -52,7 +52,7 @@ def kinds():
 
 
 class Run:
-    """Callers on threads, until they have made their calls, the time is over, or one finds a
+    """Runs callers on threads, until they have made their calls, the time is over, or one finds a
     fault."""
 
     def __init__(self, target, problems, options):
@@ -70,9 +70,9 @@ class Run:
             thread.start()
         parent = os.getppid()
         for thread in threads:
-            while thread.is_alive():  # so that signals come through
+            while thread.is_alive():  # polls, so that signals are handled
                 thread.join(0.2)
-                if os.getppid() != parent:  # nobody is left to tell
+                if os.getppid() != parent:  # the runner has died
                     self.stop.set()
 
     def _run(self, caller):
@@ -88,7 +88,7 @@ class Run:
             before = done
             try:
                 self._kinds[name](caller)
-            except Exception:  # whatever it is, it is what was looked for
+            except Exception:  # any exception is a fault to report
                 self.faults.append({"caller": caller.seed, "step": step, "kind": name,
                                     "fault": traceback.format_exc()})
                 self.stop.set()
@@ -117,12 +117,12 @@ def main():
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--calls", type=int, default=1 << 62)
     parser.add_argument("--seconds", type=float, default=1e9)
-    parser.add_argument("--rate", type=float, default=0, help="calls a second; 0: all it can")
-    parser.add_argument("--only", default="", help="kinds of calls, with commas")
-    parser.add_argument("--problems", type=int, default=8, help="how many are made")
-    parser.add_argument("--locks", help="a file of locks.Locks")
+    parser.add_argument("--rate", type=float, default=0, help="calls a second; 0: no limit")
+    parser.add_argument("--only", default="", help="comma-separated kinds of calls")
+    parser.add_argument("--problems", type=int, default=8, help="number of distinct problems")
+    parser.add_argument("--locks", help="the file of locks.Locks")
     parser.add_argument("--faults-on-the-way", action="store_true",
-                        help="calls may also end as those do whose connection is cut")
+                        help="calls may also end as on a lost connection")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as stubs:
         wire.generate(pathlib.Path(stubs))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens and certificates of a server on trial, and what its callers need of them."""
+"""Tokens and certificates of a server under trial, and the credentials of its callers."""
 
 import json
 import pathlib
@@ -11,20 +11,21 @@ import strangers
 
 SCOPES = "scopes=compute,sessions,info"
 TENANTS = ("a", "b")
-NAMES = "DNS:localhost,IP:127.0.0.1,IP:10.9.0.1"  # the last is network_trials' own
+NAMES = "DNS:localhost,IP:127.0.0.1,IP:10.9.0.1"  # the last is used by network_trials
 
 
 class Locks:
-    """Made once by the runner, with flags(); read by each process of callers."""
+    """The runner makes it with make() and passes flags() to the server; each process of callers
+    reads it with read()."""
 
     def __init__(self, tokens, operator, ca):
         self.tokens, self.operator, self.ca = tokens, operator, ca
         self.channel = grpc.ssl_channel_credentials(pathlib.Path(ca).read_bytes())
-        self._authority = self._folder = None  # the runner's
+        self._authority = self._folder = None  # only in the runner
 
     @staticmethod
     def make(folder):
-        """In FOLDER/locks.json."""
+        """Creates tokens and certificates; callers find theirs in FOLDER/locks.json."""
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         authority = certificates.Authority(folder / "ca")
@@ -42,7 +43,7 @@ class Locks:
         return Locks(**json.loads(pathlib.Path(path).read_text()))
 
     def change_tokens(self):
-        """The same callers, and another that comes and goes."""
+        """Rewrites the token file: the same callers, and another whose token is new each time."""
         new = self._folder / "tokens.new"
         new.write_text("".join(
             strangers.line(tenant, token, f"tenant={tenant}", SCOPES)
@@ -52,7 +53,7 @@ class Locks:
         new.replace(self._folder / "tokens")
 
     def change_certificate(self):
-        """Another key and certificate of the same authority, one file after the other."""
+        """Replaces the certificate and its key, one file after the other."""
         made = self._authority.issue("next", usage="serverAuth", names=NAMES)
         for name, path in zip(("certificate", "key"), made):
             path.replace(self._folder / name)

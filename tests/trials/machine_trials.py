@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a machine does to a server: a full disk, a cgroup's memory limit, steps of its clock."""
+"""Faults of the machine: a full disk, a cgroup's memory limit, steps of the clock."""
 
 import collections
 import json
@@ -25,7 +25,7 @@ CGROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
 class _SmallDisk:
-    """A file system of `size` bytes on a folder."""
+    """Mounts a file system of `size` bytes on a folder."""
 
     def __init__(self, folder, size):
         self.folder = folder
@@ -43,8 +43,8 @@ class _SmallDisk:
 
 
 def disk_full(folder, seed, seconds, locked=False):
-    """The log's disk has no byte left: calls are answered as ever, and the log goes on once there
-    is room."""
+    """The log's disk is full: calls are still answered, and the log continues once there is
+    room."""
     with _SmallDisk(os.path.join(folder, "disk"), 8 << 10) as disk:
         log = pathlib.Path(disk.folder) / "log"
         server = trial.start(os.path.join(folder, "server"), "--log-file", log,
@@ -67,11 +67,11 @@ def disk_full(folder, seed, seconds, locked=False):
 
 
 def disk_full_of_dumps(folder, seed, seconds, locked=False):
-    """Every check fails, and the dumps' disk has room for none of a dump, for one page of it, for
-    two, ..., for all. A dump is there whole or not at all, and the answer does not depend on it."""
+    """Every check fails, and the disk has room for no page of a dump, for one, for two, ..., for
+    all. A dump is written whole or not at all, and the call is answered either way."""
     del seconds
     if locked:
-        raise Skipped("the server whose checks fail has no TLS")
+        raise Skipped("attend-faulty-server has no TLS")
     wire, pages = trial.hostile.wire, 24
     with _SmallDisk(os.path.join(folder, "disk"), pages * PAGE_BYTES) as disk:
         dumps, filler = pathlib.Path(disk.folder) / "dumps", pathlib.Path(disk.folder) / "filler"
@@ -99,7 +99,7 @@ def disk_full_of_dumps(folder, seed, seconds, locked=False):
 
 
 def _end_of_dump(server, dumps, request, number):
-    """"whole" or "none" of the `number`-th failed check's dump, which is removed."""
+    """"whole" or "none": what was written of the `number`-th failed check's dump. Removes it."""
     def count(result):
         return server.metric("attend_check_dumps_total", result=result) or 0
 
@@ -121,14 +121,14 @@ def _end_of_dump(server, dumps, request, number):
 
 
 def file_size_limit(folder, seed, seconds, locked=False):
-    """No file may grow: the limit of the process is what a quota is."""
+    """Files may not grow above RLIMIT_FSIZE, as with a quota."""
     log = pathlib.Path(folder) / "log"
     server = trial.start(os.path.join(folder, "server"), "--log-file", log, "--log-level", "debug",
                          limits={resource.RLIMIT_FSIZE: (8 << 10, 8 << 10)}, locked=locked)
     try:
         outcomes, faults = Callers(server, seed, 1, "--seconds", seconds,
                                    regions=False).wait(seconds + 120)
-        return at_rest(server, outcomes, faults, lines=False)  # that file may not grow either
+        return at_rest(server, outcomes, faults, lines=False)  # the access log is cut off too
     finally:
         server.kill()
 
@@ -151,7 +151,7 @@ class _Group:
             (self.folder / ("memory.limit_in_bytes" if version1 else "memory.max")).write_text(
                 str(limit))
         except OSError as error:
-            raise Skipped(f"no cgroup of the trial's own can be made: {error}") from error
+            raise Skipped(f"cannot make a cgroup: {error}") from error
 
     def enter(self):
         (self.folder / "cgroup.procs").write_text(str(os.getpid()))
@@ -163,9 +163,8 @@ class _Group:
 
 
 def memory_limit(folder, seed, seconds, locked=False):
-    """A server that may not have the memory it is told to use does not start; one whose worst case
-    fits serves under load from all sides; one that is killed by the limit leaves no call without
-    an end."""
+    """A server whose memory budget exceeds its cgroup's limit does not start; one whose worst case
+    fits serves under mixed load."""
     group = _Group(f"attend-trial-{os.getpid()}", 400 << 20)
     try:
         try:
@@ -188,8 +187,8 @@ def memory_limit(folder, seed, seconds, locked=False):
 
 
 def killed_for_memory(folder, seed, seconds, locked=False):
-    """The limit falls below what the server holds: the kernel kills it. Every call ends, and the
-    next server serves."""
+    """The kernel kills a server that exceeds its cgroup's limit. Every call ends, and the next
+    server serves."""
     del seconds
     address = f"127.0.0.1:{harness.free_port()}"
     group = _Group(f"attend-trial-{os.getpid()}", 120 << 20)
@@ -224,8 +223,8 @@ def killed_for_memory(folder, seed, seconds, locked=False):
 
 
 def clock_steps(folder, seed, seconds, locked=False):
-    """The clock of the day steps by hours, forth and back, under load. Deadlines and leases do not
-    care."""
+    """The real-time clock steps back and forth by hours under load. Deadlines and leases are not
+    affected."""
     if not library().exists():
         raise Skipped(f"there is no {library()}")
     calls = SystemCalls(os.path.join(folder, "calls"))

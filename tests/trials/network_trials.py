@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What networks and hosts do to connections: delay, stalls, resets, half-open connections, a link
-that goes down, clients and servers that are killed."""
+"""Faults of networks and hosts: delay, stalls, resets, half-open connections, a link that goes
+down, clients and servers that are killed."""
 
 import os
 import re
@@ -20,13 +20,13 @@ SHORT_TIMES = ("--write-timeout", "3", "--chunked-idle-timeout", "3", "--keepali
 
 
 class Skipped(Exception):
-    """This machine cannot do it."""
+    """This machine cannot run the trial."""
 
 
 def at_rest(server, outcomes, faults, share=trial.FAULTS_SHARE, lines=True):
-    """What every trial ends with: no fault, enough good calls answered, nothing kept, a drain that
-    ends well. `share`: 0 where calls fail at once while there is no connection, whose number says
-    nothing. `lines`: its access log has all of them."""
+    """The checks at the end of every trial: no fault, enough valid calls answered, every gauge 0, a
+    drain with exit code 0. `share` is 0 where the share of failed calls says nothing, because calls
+    fail at once while there is no connection. `lines`: the access log must have every request."""
     assert not faults, "\n".join(fault["fault"] for fault in faults)
     assert any(outcomes[kind, "OK"] for kind in trial.FLOORS), "no good call was answered"
     few = trial.below_floor(outcomes, share, trial.FAULTS_ENOUGH)
@@ -36,7 +36,7 @@ def at_rest(server, outcomes, faults, share=trial.FAULTS_SHARE, lines=True):
 
 
 def _ends_well(server, lines=True):
-    trial.assert_serves(server)  # the last request
+    trial.assert_serves(server)  # the request with the highest number
     await_rest(server)
     trial.assert_no_failed_check(server)
     code = server.stop()
@@ -46,12 +46,12 @@ def _ends_well(server, lines=True):
 
 
 def answered(server):
-    """How many requests, so far."""
+    """Number of requests answered so far."""
     return int(server.metric("attend_requests_total", code="OK") or 0)
 
 
 def await_answers(server, callers, count=1):
-    """Until `count` more requests of the callers are answered, however slow the machine is."""
+    """Waits until `count` more requests of the callers are answered."""
     before = answered(server)
 
     def enough():
@@ -62,8 +62,8 @@ def await_answers(server, callers, count=1):
 
 
 def _disturb(server, callers, seconds, disturb):
-    """Again and again, whenever requests are answered: a slow machine is disturbed later, and a
-    server that does not recover from one time has no next."""
+    """Calls `disturb` for `seconds`, each time after a request was answered, so that the server has
+    recovered from the last time, however slow the machine is."""
     until = time.monotonic() + seconds
     while True:
         await_answers(server, callers)
@@ -73,7 +73,7 @@ def _disturb(server, callers, seconds, disturb):
 
 
 def _through_relay(folder, seed, seconds, locked, disturb):
-    """Callers through a relay, to which `disturb` does something."""
+    """Runs callers through a relay, to which `disturb` applies a fault."""
     server = trial.start(folder, *SHORT_TIMES, locked=locked)
     try:
         with Relay(server.address) as relay:
@@ -87,7 +87,7 @@ def _through_relay(folder, seed, seconds, locked, disturb):
 
 
 def delay(folder, seed, seconds, locked=False):
-    """Every piece waits up to 30 ms."""
+    """The relay delays every read by up to 30 ms."""
     def disturb(relay):
         relay.delay(0.03)
         time.sleep(0.2)
@@ -95,7 +95,7 @@ def delay(folder, seed, seconds, locked=False):
 
 
 def stall(folder, seed, seconds, locked=False):
-    """Nothing passes for half a second, again and again."""
+    """Nothing passes for half a second, repeatedly."""
     def disturb(relay):
         relay.stall()
         time.sleep(0.5)
@@ -105,7 +105,7 @@ def stall(folder, seed, seconds, locked=False):
 
 
 def reset(folder, seed, seconds, locked=False):
-    """All connections are reset, in the middle of whatever they carry."""
+    """All connections are reset in the middle of calls."""
     def disturb(relay):
         time.sleep(0.1)
         relay.reset()
@@ -113,7 +113,7 @@ def reset(folder, seed, seconds, locked=False):
 
 
 def half_open(folder, seed, seconds, locked=False):
-    """Clients are gone and the server is not told. It keeps nothing for them."""
+    """Clients disappear without closing their connections. The server keeps nothing for them."""
     server = trial.start(folder, *SHORT_TIMES, locked=locked)
     try:
         with Relay(server.address) as relay:
@@ -125,7 +125,7 @@ def half_open(folder, seed, seconds, locked=False):
             outcomes, faults = callers.wait(120)
             relay.half_open()
             trial.assert_serves(server)
-            await_rest(server)  # with connections that nobody has closed
+            await_rest(server)  # while these connections are still open
             relay.forget()
         return at_rest(server, outcomes, faults, share=0)
     finally:
@@ -133,7 +133,7 @@ def half_open(folder, seed, seconds, locked=False):
 
 
 def kill_clients(folder, seed, seconds, locked=False):
-    """SIGKILL of processes under load."""
+    """Client processes get SIGKILL under load."""
     server = trial.start(folder, *SHORT_TIMES, locked=locked)
     try:
         until, turn = time.monotonic() + seconds, 0
@@ -152,8 +152,8 @@ def kill_clients(folder, seed, seconds, locked=False):
 
 
 def kill_server(folder, seed, seconds, locked=False):
-    """SIGKILL of the server under load; the next one, at the same addresses, serves. No call of a
-    client stays without an end, and no answer is wrong."""
+    """The server gets SIGKILL under load; the next one serves at the same addresses. Every call
+    ends, and no answer is wrong."""
     address = f"127.0.0.1:{harness.free_port()}"
     metrics = f"127.0.0.1:{harness.free_port()}"
     server = trial.start(folder, listen=address, metrics=metrics, locked=locked)
@@ -175,9 +175,9 @@ def kill_server(folder, seed, seconds, locked=False):
 
 
 class _Slow:
-    """Requests that take longer than a SIGTERM does to come, one of which at least is accepted."""
+    """Slow requests, at least one of which is accepted and still running at SIGTERM."""
 
-    COST = 10  # of one in attend_outstanding_cost, at least; all the callers' have less
+    COST = 10  # attend_outstanding_cost is above it with one of these, not with callers' alone
 
     def __init__(self, server):
         self._calls = {}
@@ -194,15 +194,16 @@ class _Slow:
         self._calls[self._request.request_id] = self._stub.Attend.future(
             self._request, timeout=120, metadata=self._metadata)
 
-    def ask_in_vain(self):
-        """The name of one that a draining server refuses, and numbers after all it accepted."""
+    def ask_refused(self):
+        """The id of a request that the draining server refuses; its number follows those of all
+        accepted requests."""
         self._ask()
         name, call = list(self._calls.items())[-1]
         assert call.code().name == "UNAVAILABLE", f"a draining server said {call.code()}"
         return name
 
     def unanswered(self):
-        """Names of those that were refused; an accepted one is among the others."""
+        """Ids of the refused requests; at least one request was accepted."""
         names = [name for name, call in self._calls.items() if call.code().name != "OK"]
         self._channel.close()
         assert len(names) < len(self._calls), "what was under way has no answer"
@@ -210,8 +211,8 @@ class _Slow:
 
 
 def drain(folder, seed, seconds, locked=False):
-    """SIGTERM under load, again and again: what was accepted is finished, by the access log and by
-    what its callers got."""
+    """Repeated SIGTERM under load: every accepted request is finished, both by the access log and
+    by the clients' outcomes."""
     turn, finished, until = 0, 0, time.monotonic() + seconds
     while turn == 0 or time.monotonic() < until:
         server = trial.start(os.path.join(folder, str(turn)), "--drain-timeout", "60",
@@ -222,7 +223,7 @@ def drain(folder, seed, seconds, locked=False):
             slow = _Slow(server)
             server.signal(SIGTERM)
             harness.wait_for("the drain", lambda: "draining: " in server.log())
-            last = slow.ask_in_vain()
+            last = slow.ask_refused()
             code = server.wait()
             assert code == 0, f"exit code {code}:\n{server.log()[-3000:]}"
             callers.terminate()
@@ -242,7 +243,7 @@ def drain(folder, seed, seconds, locked=False):
 
 
 def _inside(name, folder, seed, seconds, locked):
-    """Runs the trial `name` of this file where there is no network but its own."""
+    """Runs the function `name` of this file in a new network namespace."""
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
         raise Skipped("no rights to make network namespaces, or no ip and unshare")
     done = subprocess.run(
@@ -270,7 +271,7 @@ def _run(*command):
 
 
 class _Link:
-    """Two hosts: this process's namespace, 10.9.0.1, and another, 10.9.0.2."""
+    """A veth link between this process's namespace, 10.9.0.1, and another, 10.9.0.2."""
 
     def __init__(self):
         self._holder = subprocess.Popen(["unshare", "--net", "sleep", "3600"])
@@ -290,7 +291,7 @@ class _Link:
             assert _run(*self.enter, *command.split()).returncode == 0
 
     def lose(self):
-        """Packets, from now on."""
+        """Loses packets from now on."""
         done = _run(*"tc qdisc replace dev v0 root netem delay 20ms loss 5%".split())
         if done.returncode != 0:
             self.close()
@@ -330,7 +331,7 @@ def in_partition(folder, seed, seconds, locked):
     def disturb(link):
         time.sleep(1)
         link.set("down")
-        time.sleep(4)  # longer than the server's keepalive
+        time.sleep(4)  # longer than the server's keepalive timeout
         link.set("up")
     _linked(folder, seed, seconds, locked, disturb)
 

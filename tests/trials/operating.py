@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator does to a server on trial while callers are at work: limits and log files by
-SIGHUP, admin calls, and, where it is locked, other tokens and certificates; and what its system may
-do to it. Each step is seen to have taken effect."""
+"""Operates a server under load: reloads limits by SIGHUP, makes admin calls, with tokens and TLS
+replaces tokens and certificates, and may make one of the server's system calls fail. Each step
+waits until it has taken effect."""
 
 import threading
 import traceback
@@ -9,7 +9,7 @@ from signal import SIGHUP
 
 import harness
 
-# What trial.LIMITS leave, in three strictnesses. The tenants of trial.LIMITS are a and b.
+# Files for --limits, from none to strict, below trial.LIMITS. The tenants are a and b, as there.
 LIMITS = ("", """requests-in-flight = 64
 [a]
 requests-in-flight = 6
@@ -27,16 +27,16 @@ sessions = 2
 bytes-per-second = "8MiB"
 """)
 LEVELS = ("debug", "off", "info")
-# Kinds of system_calls that a server at work makes all the time, and survives.
+# Kinds of system calls that a loaded server makes all the time, and whose failure it survives.
 FAILING = ("accept", "read", "write", "poll")
 
 
 class Files:
-    """What the server is started with, for this."""
+    """The files and the admin socket that the server is started with."""
 
     def __init__(self, folder):
         self.limits, self.access_log = folder / "limits.toml", folder / "access.log"
-        # Behind the lines of a server before.
+        # After the lines of an earlier server.
         self.access_log_begin = self.access_log.stat().st_size if self.access_log.exists() else 0
         self.admin = f"unix:{folder}/admin.sock"
         self.limits.write_text(LIMITS[1])
@@ -46,8 +46,8 @@ class Files:
 
 
 class Operator:
-    """Makes a step every `period` seconds, on a thread, while its block runs. `steps` counts them
-    by name. With `system_calls` one of the server's fails now and then, too."""
+    """Makes a step every `period` seconds on a thread, while its `with` block runs. `steps` counts
+    them by name. With `system_calls`, one step makes a system call of the server fail."""
 
     def __init__(self, server, period, system_calls=None):
         self.server, self.period, self.system_calls = server, period, system_calls
@@ -61,7 +61,7 @@ class Operator:
         return self
 
     def __exit__(self, kind, *_):
-        """Leaves the server without limits of tenants."""
+        """Leaves the server without the limits of tenants that would refuse the last checks."""
         self._stop.set()
         self._thread.join()
         assert self.fault is None, self.fault
@@ -84,7 +84,7 @@ class Operator:
             turn += 1
             try:
                 step()
-            except Exception:  # told when the block ends, if the server was there for it
+            except Exception:  # raised when the block ends, unless it is ending already
                 if not self._stop.is_set():
                     self.fault = f"{step.__name__}:\n{traceback.format_exc()}"
                 return
@@ -97,7 +97,7 @@ class Operator:
             env={"ATTEND_TOKEN": locks.operator} if locks else {}).stdout
 
     def _counts_one_more(self, metric, change, **labels):
-        """In this metric: it is how the change is seen."""
+        """Calls `change` and waits until the counter `metric` has risen."""
         def count():
             return self.server.metric(metric, **labels) or 0
 
@@ -116,11 +116,11 @@ class Operator:
         self._reload(LIMITS[self._limits], "ok")
 
     def wrong_limits(self):
-        """The earlier ones stay."""
+        """An invalid file: the earlier limits stay."""
         self._reload("requests-in-flight = many\n", "failed")
 
     def drain(self):
-        """For a moment, and new work is taken again."""
+        """Drains briefly, then accepts new work again."""
         assert self.admin("drain").startswith("draining")
         assert self.server.metric("attend_draining") == 1
         self._stop.wait(0.2)
@@ -144,7 +144,7 @@ class Operator:
                               result="ok")
 
     def fail_a_call(self):
-        """No other step is under way, which might meet it."""
+        """Steps run one at a time, so that no other step meets the failure."""
         kind = FAILING[self.steps.get("fail_a_call", 0) % len(FAILING)]
         before = self.system_calls.failed(kind)
         self.system_calls.fail(kind)

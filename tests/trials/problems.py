@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Good requests of every kind with the exact bytes of their answers: what the kernel library
-computes in this process, judged by the tests' own reference in NumPy."""
+"""Valid requests of every kind with the exact bytes of their answers, which the kernel library
+computes in this process and the tests' NumPy reference checks."""
 
 import copy
 import dataclasses
@@ -34,7 +34,7 @@ class Problem:
 
 
 class _Bfloat16:
-    """What attend_kernels takes for a tensor of a type that NumPy has not."""
+    """A tensor as attend_kernels takes it, of a dtype that NumPy does not have."""
 
     class device:
         type, index = "cpu", 0
@@ -54,11 +54,11 @@ class _Bfloat16:
         return _Bfloat16(np.zeros(shape, np.float32), "torch.float32")
 
 
-float32 = np.float32  # _Bfloat16's package names its types, as torch does
+float32 = np.float32  # attend_kernels looks for dtypes in _Bfloat16's module, as in torch
 
 
 def _native(dtype, array):
-    """As the kernel library takes it."""
+    """The array in `dtype`, as the kernel library takes it."""
     kind = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[dtype]
     bits = np.frombuffer(to_bytes(dtype, array), kind).reshape(array.shape).copy()
     return _Bfloat16(bits) if dtype == "bfloat16" else bits
@@ -126,7 +126,7 @@ def _random_case(random, layout):
     if layout == "LHD" or random.random() < 0.3:
         case.q_lengths = [int(random.integers(0, len_q + 1)) for _ in range(batch)]
         case.kv_lengths = [int(random.integers(0, len_k + 1)) for _ in range(batch)]
-        if layout == "LHD":  # the longest of them is the tensor's
+        if layout == "LHD":  # one sequence has the full length
             case.q_lengths[0], case.kv_lengths[-1] = len_q, len_k
     if random.random() < 0.2:
         case.softcap = 4.0
@@ -158,7 +158,7 @@ def make_forward(random):
 
 
 def make_large(random):
-    """Above the size from which copy threads copy."""
+    """A request large enough for copy threads."""
     case = _case(random, "float32", 8, 4200, 1, 1, 128, 16, 1)
     request = wire.make_request(case, return_lse=True)
     answer = attend_kernels.attention(case.q, case.k, case.v, return_lse=True, device="cpu")
@@ -180,7 +180,7 @@ def make_gradients(random):
 
 
 class Sequence:
-    """A sequence's K, V and queries, of which sessions hold the first so many."""
+    """Q, K and V of a sequence, of which sessions hold a prefix."""
     HEADS, KV_HEADS, DIM, DIM_V, ROWS = 4, 2, 32, 24, 300
 
     def __init__(self, random, dtype):
@@ -194,7 +194,7 @@ class Sequence:
         return to_bytes(self.dtype, getattr(self, name)[:, :, begin:end])
 
     def answer(self, length, queries):
-        """Of the last `queries` rows of the first `length`, causal."""
+        """The causal answer for the last `queries` of the first `length` rows."""
         if (length, queries) not in self._answers:
             case = Case(self.q[:, :, length - queries:length], self.k[:, :, :length],
                         self.v[:, :, :length], self.dtype, Mask("causal"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a soak's samples are flat, and their plot."""
+"""Judges whether a soak's samples are flat, and plots them."""
 
 import re
 
@@ -10,22 +10,22 @@ SERIES = {"memory_mib": ("resident memory", "MiB"),
           "rest_mib": ("the rest of it", "MiB"),
           "heap_mib": ("given out by malloc", "MiB"),
           "descriptors": ("descriptors", ""), "threads": ("threads", "")}
-# What is made once is made by then, and malloc's high-water mark rises ever more rarely. What leaks
-# goes on.
+# By then, everything that is allocated once exists, and malloc's high-water mark hardly rises. A
+# leak continues.
 WARM_UP_SHARE = 0.5
-# The series that are judged, and what may come in the rest of the time besides scatter, as a share
-# of the level; README.md says why. Pools are bounded by settings, and a page of them is touched
-# once more than ever are in use.
+# The series that are judged, and how much each may grow after the warm-up, as a share of its level;
+# README.md says why. Pools are not judged: settings bound them, and their resident size rises
+# whenever more pages are in use at once than before.
 GROWTH_MOST = {"rest_mib": 0.03, "heap_mib": 0.01, "descriptors": 0.01, "threads": 0.01}
-# Two of them: pools of gRPC's begin a thread the first time that all of theirs are busy.
+# gRPC's thread pools start a thread when all of theirs are busy for the first time.
 GROWTH_LEAST = {"threads": 2}
 STANDARD_ERRORS = 4.0
 COLOURS = ("#2b6cb0", "#63b3ed", "#90cdf4", "#805ad5", "#c05621", "#2f855a")
 
 
 def pools_mib(smaps):
-    """Resident MiB of the pools, whose sizes are settings. They ask for huge pages (`hg`), and
-    nothing else does."""
+    """Resident MiB of the pools, whose sizes are settings. They are the only mappings that ask for
+    huge pages (`hg`)."""
     pools = 0
     for mapping in re.findall(r"(?ms)^Anonymous:.*?^VmFlags:.*?$", smaps):
         if "hg" in mapping.rpartition("VmFlags:")[2].split():
@@ -34,8 +34,8 @@ def pools_mib(smaps):
 
 
 def slope(seconds, values):
-    """The change over the whole time by a straight line, and that line's uncertainty. Samples that
-    follow each other are alike, so the scatter is taken between means of twelve parts."""
+    """The change over the whole time by a fitted line, and its standard error. Successive samples
+    are correlated, so the line is fitted to the means of twelve parts."""
     parts = min(12, len(values))
     x = np.array([part.mean() for part in np.array_split(seconds, parts)])
     y = np.array([part.mean() for part in np.array_split(values, parts)])
@@ -49,7 +49,7 @@ def slope(seconds, values):
 
 
 def judge(rows, found):
-    """Figures of each series after the warm-up, and the verdict."""
+    """Statistics of each series after the warm-up, and the verdict."""
     rest = rows[int(len(rows) * WARM_UP_SHARE):]
     seconds = np.array([row["seconds"] for row in rest])
     report = {"samples": len(rows), "seconds": rows[-1]["seconds"],
@@ -92,7 +92,7 @@ def describe(report):
 
 
 def plot(rows):
-    """An SVG: a panel for each series, time below."""
+    """An SVG with a panel for each series."""
     width, height, left, gap = 760, 130, 70, 26
     minutes = [row["seconds"] / 60 for row in rows]
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '

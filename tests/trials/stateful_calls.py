@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a server on trial that leave something behind: sessions, regions of shared memory; and
-the Open Inference Protocol."""
+"""Calls for the trials that create state on the server, sessions and shared-memory regions, and
+calls of the Open Inference Protocol."""
 
 import contextlib
 
@@ -11,18 +11,18 @@ import wire
 from caller import CODE, SECONDS, check, code_of
 
 OIP_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-SESSIONS_MOST = 3  # of one caller
+SESSIONS_MOST = 3  # per caller
 
 
 class Held:
-    """A session and what it should hold: the first `length` rows of `sequence`."""
+    """A session, which should hold the first `length` rows of `sequence`."""
 
     def __init__(self, session, sequence, tenant, length=0):
         self.id, self.sequence, self.tenant, self.length = session.id, sequence, tenant, length
 
 
 def session(caller):
-    """One step of one of the caller's sessions."""
+    """A random step of one of the caller's sessions."""
     held = caller.__dict__.setdefault("held", [])
     if len(held) < SESSIONS_MOST and (not held or caller.random.random() < 0.1):
         return _create(caller, held)
@@ -38,7 +38,8 @@ def _call(caller, method, request, tenant):
 
 
 def _gone(caller, held, one):
-    """A lease that ended, tokens that others took, a call of which nobody knows how it ended."""
+    """Drops a session that may have expired, been evicted, or whose length is unknown after a lost
+    call."""
     if one in held:
         held.remove(one)
     caller.take("free", _call(caller, "FreeSession", wire.sessions_pb.FreeSessionRequest(
@@ -58,7 +59,7 @@ def _create(caller, held):
 
 
 def _request(caller, one, rows, queries, length=None):
-    """Appends `rows` and asks for the answer of the last `queries`."""
+    """A request that appends `rows` rows and attends with the last `queries` of them."""
     sequence, end = one.sequence, one.length + rows
     request = wire.pb.AttendRequest(
         request_id=caller.name("good"), return_lse=True,
@@ -87,7 +88,7 @@ def _attend(caller, held, one, request, rows, queries):
         return True
     check(code in (*caller.target.refusals, CODE.NOT_FOUND, CODE.OUT_OF_RANGE),
           f"an append: {code.name}: {details}")
-    # Without an answer nobody knows whether rows were appended. A refusal says that they weren't.
+    # Unless the append was refused, the rows may or may not have been appended.
     if code is not CODE.RESOURCE_EXHAUSTED:
         _gone(caller, held, one)
     return False
@@ -110,7 +111,7 @@ def _append(caller, held, one):
 
 
 def _again(caller, held, one):
-    """An append that is sent twice appends once."""
+    """An append that is sent twice appends its rows once."""
     rows, queries = _sizes(caller, one)
     if rows == 0:
         return
@@ -118,7 +119,7 @@ def _again(caller, held, one):
     if _attend(caller, held, one, request, rows, queries):
         one.length -= rows
         if not _attend(caller, held, one, request, rows, queries):
-            one.length += rows  # what the first call appended
+            one.length += rows  # the first call appended them
 
 
 def _fork(caller, held, one):
@@ -154,7 +155,7 @@ def _look(caller, held, one):
 
 
 def _mistake(caller, held, one):
-    """Another tenant's session, and a wrong length."""
+    """Asks for another tenant's session, and gives a wrong length."""
     other = next(each for each in caller.target.tenants if each != one.tenant)
     code, _, details = code_of(_call(caller, "GetSession", wire.sessions_pb.GetSessionRequest(
         session=one.id), other))
@@ -178,7 +179,7 @@ def free_all(caller):
 
 
 def shared(caller):
-    """A region of the caller's own, tensors in it, now and then something wrong."""
+    """Calls with tensors in a shared-memory region of the caller's, some of them invalid."""
     if not caller.target.region_socket:
         return
     region_client = None
@@ -192,7 +193,7 @@ def shared(caller):
                 _end_refused_region(caller, reply)
                 return
         _use_region(caller, region_client, tenant)
-    except (OSError, IndexError):  # the server has no place for one more client
+    except (OSError, IndexError):  # the server accepts no more clients of the socket
         caller.outcomes["region socket", "closed"] += 1
     finally:
         if region_client is not None:
@@ -226,14 +227,14 @@ def _use_region(caller, region_client, tenant):
 
 
 def _attend_in_region(caller, region, tenant):
-    """False if the region must not be used again: the batch of a call whose connection was lost may
+    """False if the region must not be used again: after a lost connection, the call's batch may
     still write to it."""
     problem = caller.random.choice(caller.problems.forward)
     size, sizes = 1 << 18, sum(len(raw) + regions.ALIGN for raw in problem.request.raw)
     if sizes + sum(len(raw) + regions.ALIGN for raw in problem.answer) + (64 << 10) > size:
         return True
     request = region.take(problem.message(request_id=caller.name("good")))
-    request.lse_placement.shared_memory.offset = size - (64 << 10)  # behind O, however long
+    request.lse_placement.shared_memory.offset = size - (64 << 10)  # after the longest O
     wrong = caller.random.random() < 0.2
     if wrong:
         request.q.shared_memory.offset = caller.random.choice((1, size, 1 << 40, (1 << 64) - 256))

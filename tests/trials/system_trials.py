@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The N-th call of a kind to the system fails, while a server starts and while it serves."""
+"""The N-th system call of a kind fails, while a server starts and while it serves."""
 
 import collections
 import os
@@ -14,18 +14,18 @@ import trial
 from live import kinds
 from system_calls import KINDS, SystemCalls, library
 
-# What a call may end with when the system fails its server; one that has no answer is a fault.
+# Codes with which a call may end when a system call of the server fails.
 REFUSALS = (caller.CODE.RESOURCE_EXHAUSTED, caller.CODE.UNAVAILABLE, caller.CODE.CANCELLED,
             caller.CODE.INTERNAL)
-# One of each way in, and a connection and a region client that are new every time.
+# Covers each kind of request, on a new connection and a new region client every time.
 STEPS = ("reconnect", "unary", "stream", "in_chunks", "shared", "session", "session", "session",
          "oip", "scrape", "broken", "given_up")
-# Whose code asserts that a call to the system succeeds, and ends the process if it does not.
+# Libraries that abort the process when one of their system calls fails.
 ASSERTS = re.compile(r"\((libgrpc|libgpr|libabsl|libupb)")
 
 
 def numbers(most):
-    """1, 2, 3, ... and later wider apart, up to `most`."""
+    """1, 2, 3, ..., up to `most`, in growing steps from 48."""
     n = 1
     while n <= most:
         yield n
@@ -33,7 +33,7 @@ def numbers(most):
 
 
 def caller_of(frames):
-    """The first of the calls behind a failure that is not an allocator's."""
+    """The innermost frame of a failure's stack that is not an allocator's."""
     names = (frame for frame in frames if not re.match(
         r"(operator new|malloc|calloc|realloc|reallocarray|memalign|attend::\(anonymous|"
         r"__gnu_cxx::|std::)|.*\((failing_calls|libstdc\+\+|libc\.so)", frame))
@@ -41,14 +41,14 @@ def caller_of(frames):
 
 
 class Ends(collections.Counter):
-    """How often each end was met, and where those were that ended the process."""
+    """Counts each outcome, and the code locations at which the process ended."""
 
     def __init__(self):
         super().__init__()
         self.places = collections.Counter()
 
     def died(self, code, frames, log):
-        """Of a call that gRPC or absl made, and of which they assert that it succeeds: theirs."""
+        """Counts an abort by gRPC or absl apart from one by the server's own code."""
         where = caller_of(frames)
         theirs = code == -signal.SIGABRT and ASSERTS.search(where)
         self["gRPC ended the process" if theirs else "DIED"] += 1
@@ -59,17 +59,17 @@ class Ends(collections.Counter):
 
 
 def serves(server):
-    """The second time at the latest: the first may meet the fault."""
+    """Asserts that the server serves. Tries twice, as the first attempt may meet the fault."""
     try:
         trial.assert_serves(server)
     except grpc.RpcError as error:
         assert error.code() in REFUSALS, error
-        # Channels of one process share connections, and what a failed one waits before the next.
+        # Channels of one process share connections and their reconnect backoff.
         trial.assert_serves(server, wait_for_ready=True)
 
 
 def fail_at_start(folder, kind, most):
-    """A server starts and serves, or says in its last line why not, with exit code 1."""
+    """A server starts and serves, or exits with code 1 or 2 and the reason in its last line."""
     ends = Ends()
     for n in numbers(most):
         calls = SystemCalls(os.path.join(folder, "calls"))
@@ -78,7 +78,8 @@ def fail_at_start(folder, kind, most):
             server = trial.start(os.path.join(folder, "server"), env=calls.env)
         except harness.ServerEnded as end:
             if end.code == -signal.SIGABRT and end.log.endswith("what():  std::bad_alloc\n"):
-                # Libraries' static objects and the settings, before there is a reserve of memory.
+                # In libraries' static objects or while settings are read: before the server has
+                # its reserve of memory.
                 ends["refused to start with std::bad_alloc"] += 1
             elif end.code in (1, 2) and end.log.strip():
                 ends["refused to start, with the reason"] += 1
@@ -100,7 +101,7 @@ def fail_at_start(folder, kind, most):
 
 
 class Serving:
-    """A server, a caller of every kind, and what failed on the way."""
+    """A server whose system calls can fail, and the outcomes of calls of every kind."""
 
     def __init__(self, folder, problems, seed, steps=STEPS):
         self._folder, self._problems, self._seed, self._steps = folder, problems, seed, steps
@@ -111,7 +112,7 @@ class Serving:
         self.begin()
 
     def begin(self):
-        """A server in place of the one before."""
+        """Starts a server in place of the previous one."""
         self.end()
         self._count += 1
         folder = os.path.join(self._folder, f"server{self._count}")
@@ -128,14 +129,14 @@ class Serving:
         self.server = None
 
     def work(self, seed):
-        """Each step once, on connections of its own."""
+        """Makes each step once, on new connections."""
         target = caller.Target(self.server.address, self.server.metrics_address,
                                self.server.regions, refusals=REFUSALS)
         one = caller.Caller(target, self._problems, seed)
         try:
             for step in self._steps:
                 self._kinds[step](one)
-        except OSError:  # the metrics, or the region socket
+        except OSError:  # of the metrics' port or the region socket
             one.outcomes["socket", "closed"] += 1
         finally:
             from stateful_calls import free_all
@@ -145,7 +146,7 @@ class Serving:
 
 
 def fail_while_serving(folder, problems, kind, most, seed=1):
-    """Calls end as they may, and the server serves on; or it ended where gRPC ends it."""
+    """Calls end with an allowed code and the server keeps serving, or gRPC aborts it."""
     serving, ends = Serving(folder, problems, seed), Ends()
     try:
         for n in numbers(most):
@@ -172,7 +173,7 @@ def fail_while_serving(folder, problems, kind, most, seed=1):
 
 
 def missing():
-    """Why these trials cannot be made, or None."""
+    """Why these trials cannot run, or None."""
     return None if library().exists() else f"there is no {library()}"
 
 

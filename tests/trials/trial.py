@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runners of trials share: a server with small limits, processes of callers, and what is
-true of a server at rest."""
+"""Shared by the runners of trials: a server with small limits, processes of callers, and checks of
+an idle server."""
 
 import collections
 import json
@@ -21,17 +21,17 @@ from operating import Files  # noqa: E402
 
 
 def generate(folder):
-    """The stubs of the parent; callers have their own."""
+    """Generates the runner's gRPC stubs; callers generate their own."""
     hostile.wire.generate(pathlib.Path(folder))
 
 
 def beyond_loopback():
-    """What a server needs to listen there without TLS."""
+    """Flags for listening beyond loopback without TLS."""
     text = subprocess.run([harness.binary("attend-server"), "--help"], capture_output=True,
                           text=True, check=True).stdout
     return ("--insecure",) if "--insecure" in text else ()
 
-# Small enough that callers meet every one of them.
+# Small enough that callers reach each limit.
 LIMITS = ("--memory-budget", "64MiB", "--max-request-bytes", "8MiB", "--max-queue", "16",
           "--lanes", "2", "--cpu-threads", "2", "--copy-threads", "2", "--stream-requests-max", "4",
           "--max-checks", "4", "--session-memory", "16MiB", "--max-sessions", "20",
@@ -39,21 +39,21 @@ LIMITS = ("--memory-budget", "64MiB", "--max-request-bytes", "8MiB", "--max-queu
           "--chunked-streams-max", "3", "--max-request-gflop", "1", "--handshake-timeout", "2",
           "--tenant", "a=1,b=2", "--reference-check", "sample:0.02")
 
-# Gauges that are 0 when no call is under way and nothing is kept.
+# Gauges that are 0 when the server is idle.
 ZEROS = ("attend_inflight_requests", "attend_queue_requests", "attend_tenant_queue_requests",
          "attend_host_memory_used_bytes", "attend_lanes_busy", "attend_outstanding_cost",
          "attend_shared_memory_bytes", "attend_shared_memory_regions",
          "attend_shared_memory_clients", "attend_sessions", "attend_staging_memory_bytes",
          "attend_device_memory_used_bytes")
-# And attend_tenant_used of these limits. Connections that nobody closed stay, and so do streams on
-# them.
+# Limits whose attend_tenant_used is 0 then. Not those of connections and streams: connections that
+# clients leave open still count.
 TENANT_ZEROS = ("in_flight", "bytes", "cost", "checks", "shared_memory", "sessions",
                 "small_calls")
 
 
 def start(folder, *flags, locked=False, **options):
-    """A server with LIMITS, where `flags` set no others, limits of tenants, an access log and
-    shared memory. `locked`: with tokens and TLS; or those, of a server before."""
+    """Starts a server with LIMITS (except where `flags` set others), per-tenant limits, an access
+    log and shared memory. `locked`: True for tokens and TLS, or the Locks of an earlier server."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     locks = locked or None
@@ -73,8 +73,8 @@ def start(folder, *flags, locked=False, **options):
 
 
 def assert_serves(server, **options):
-    """An ordinary request; where tokens are asked for, of the tenant whose connections have no
-    bound. `options` are the call's."""
+    """Makes a small request with a check; with tokens, as tenant b, whose connections are not
+    limited. `options` are the call's."""
     wire = hostile.wire
     metadata = server.locks.metadata("b") if server.locks else ()
     with open_channel(server.address, server.locks, wire.UNLIMITED) as channel:
@@ -85,7 +85,7 @@ def assert_serves(server, **options):
 
 
 def await_rest(server, seconds=60):
-    """Every gauge of ZEROS comes back to 0; sessions may take as long as their lease."""
+    """Waits until every gauge of ZEROS is 0; sessions last as long as their lease."""
     used = [("attend_tenant_used", {"limit": limit}) for limit in TENANT_ZEROS]
     for name, labels in [*((name, {}) for name in ZEROS), *used]:
         harness.wait_for(f"{name} {labels} to be 0, is {server.metric(name, **labels)}",
@@ -98,7 +98,7 @@ def assert_no_failed_check(server):
     assert not failed, f"{failed} reference checks failed:\n{server.log()[-4000:]}"
 
 
-READ_MOST = 1 << 26  # bytes of a report
+READ_MOST = 1 << 26  # bytes of a process's report
 
 
 class Callers:
@@ -118,22 +118,22 @@ class Callers:
 
     def _start(self, commands):
         commands = [[str(part) for part in command] for command in commands]
-        # A file takes a report of any length, a pipe only 64 KiB of it.
+        # A file, as a pipe would block a report above 64 KiB.
         self._reports = [tempfile.TemporaryFile("w+") for _ in commands]
         self._processes = [subprocess.Popen(command, stdout=report)
                            for command, report in zip(commands, self._reports)]
-        self.unanswered = []  # ids, after wait()
+        self.unanswered = []  # request ids, set by wait()
         for i, process in enumerate(self._processes):
             harness.wait_for("callers to begin", lambda i=i, process=process: self._read(i) or
                              process.poll() is not None, 60)
             assert self._read(i).startswith("ready\n"), "callers that did not begin"
 
     def _read(self, i):
-        """Everything that process `i` has written."""
+        """The output of process `i` so far."""
         return os.pread(self._reports[i].fileno(), READ_MOST, 0).decode()
 
     def _report(self, i):
-        """Its one object, after "ready"."""
+        """Its JSON object, which follows "ready"."""
         return json.loads(self._read(i).partition("\n")[2])
 
     def _close(self):
@@ -145,8 +145,8 @@ class Callers:
             process.terminate()
 
     def kill(self):
-        """Without a word to the server. Those that have ended by themselves found something:
-        returns these faults."""
+        """Kills the processes and returns the faults of those that had already ended, as they do
+        when they find one."""
         faults = []
         for i, process in enumerate(self._processes):
             if process.poll() is None:
@@ -161,14 +161,14 @@ class Callers:
         return any(process.poll() is None for process in self._processes)
 
     def assert_running(self):
-        """Callers that end by themselves have found a fault, which this raises."""
+        """Callers that end early have found a fault, which this raises."""
         if not self.running():
             _, faults = self.wait()
             raise AssertionError("the callers ended early:\n" +
                                  "\n".join(fault["fault"] for fault in faults))
 
     def wait(self, timeout=None):
-        """Outcomes by kind and code, and faults."""
+        """Waits for the processes; returns outcomes by kind and code, and faults."""
         outcomes, faults = collections.Counter(), []
         for i, process in enumerate(self._processes):
             process.wait(timeout)
@@ -181,18 +181,18 @@ class Callers:
         return outcomes, faults
 
 
-# The least share of each kind's calls that must be answered, where as many as ENOUGH were made: a
-# server that refuses everything has not been tried. Sessions have few places, which each keeps for
-# a while: with many callers nearly all of their creations find none.
+# The share of each kind's calls that must be answered, if at least ENOUGH were made; otherwise a
+# server that refuses everything would pass. `create` is low because there are few sessions and
+# each lives for a while: with many callers, most attempts to create one are refused.
 FLOORS = {"unary": 0.2, "request of a stream": 0.2, "chunked": 0.1, "append": 0.1, "create": 0.02,
           "shared memory": 0.2, "oip": 0.2, "oip infer": 0.2}
 ENOUGH = 200
-# Where faults are on the way, a part of that share, and of fewer calls.
+# Under faults, a fraction of that share, and of fewer calls.
 FAULTS_SHARE, FAULTS_ENOUGH = 0.25, 40
 
 
 def below_floor(outcomes, share=1.0, enough=ENOUGH):
-    """What is wrong, a line for each kind."""
+    """A line for each kind of which too few calls were answered."""
     wrong = []
     for kind, floor in FLOORS.items():
         floor *= share
@@ -205,20 +205,20 @@ def below_floor(outcomes, share=1.0, enough=ENOUGH):
 
 
 def lines_of(server):
-    """Of its access log, since it began; it has ended, or is at rest."""
+    """The lines of the server's access log. The server has to be idle or to have ended."""
     with server.files.access_log.open(encoding="utf-8") as log:
         log.seek(server.files.access_log_begin)
         return [json.loads(line) for line in log]
 
 
 def accepted(lines):
-    """Those of requests that the engine took."""
+    """The lines of requests that the engine accepted."""
     return [line for line in lines if "receive_us" in line]
 
 
 def dropped(lines, unanswered):
-    """Accepted requests that had no good end, though nobody gave them up: by what the server says,
-    and by what their callers do; and those without a line."""
+    """Accepted requests that neither succeeded nor were cancelled, by the server's log or by their
+    callers; and requests without a line."""
     unanswered = set(unanswered)
     given_up = ("CANCELLED", "DEADLINE_EXCEEDED")
     return [line for line in accepted(lines) if line["request_id"] in unanswered or
@@ -226,15 +226,15 @@ def dropped(lines, unanswered):
 
 
 def without_line(lines):
-    """Requests that vanished, whatever became of them: a server numbers all that it reads from 1.
-    Those after the last line are not seen."""
+    """Requests that are missing in the log. The server numbers all requests from 1; those after the
+    last line are not found."""
     there = {line["id"] for line in lines if "id" in line}
     missing = set(range(1, max(there, default=0) + 1)) - there
     return [{"id": number, "code": "no line"} for number in sorted(missing)]
 
 
 def describe(outcomes):
-    """A table: a kind a line, its outcomes beside it."""
+    """A table with a line of outcomes for each kind."""
     kinds = collections.defaultdict(list)
     for (kind, code), count in sorted(outcomes.items()):
         kinds[kind].append(f"{code} {count}")

@@ -14,11 +14,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kNoAnswer = 0xff;  // NaN in every format
 constexpr int64_t kLookAtEvery = 4;
-// Few enough that looking takes no time beside the request.
+// Few enough that checking them takes little time beside a request.
 constexpr int64_t kPieces = 64;
 constexpr int64_t kPieceBytes = 1024;
 
-// Pieces of [0, bytes), in other places each turn.
+// Visits pieces of [0, bytes), at other offsets in each turn.
 template <class Visit>
 void ForPieces(int64_t bytes, int64_t turn, const Visit& visit) {
   const int64_t step = std::max(bytes / kPieces, kPieceBytes);
@@ -29,7 +29,7 @@ void ForPieces(int64_t bytes, int64_t turn, const Visit& visit) {
   }
 }
 
-// One thread for each slot; the first error of any.
+// Runs a thread for each slot; returns the first error.
 template <class Run>
 Status AllAtOnce(const std::vector<Slot>& slots, const Run& run) {
   std::vector<Status> statuses(slots.size());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Places for answers of one work, each asked for again and again by a thread of its own.
-// They are computed by a server over shared memory, or an engine in this process. For one thread.
+// Places for the answers of a work. For each, a thread repeats the request, which a server with
+// shared memory or an engine in this process computes. For one thread.
 
 #pragma once
 
@@ -20,20 +20,20 @@ namespace attend::bench {
 
 struct Slot {
   char* o = nullptr;  // where each answer is written, as long as `run` lives
-  // One request, from call to answer: the device that computed it.
+  // Makes a request and waits for its answer; returns the device that computed it.
   std::function<Result<std::string>()> run;
 };
 
 class AnswerSlots {
  public:
-  // `work` must outlive the object; `devices` is how many must take part.
+  // `work` must outlive the object. `devices` is the number of devices that must take part.
   AnswerSlots(const Work& work, std::vector<Slot> slots, int devices);
 
-  // Every slot once, all at the same time, and each answer judged: the first in full, the others by
-  // its bits, and in full where these differ.
+  // Runs all slots once, concurrently, and checks each answer: the first in full, the others by its
+  // bits, and in full if these differ.
   Status Check();
-  // After Check. Each slot's thread looks at every fourth answer, at pieces all over it that were
-  // no answer before.
+  // Only after Check. Each slot's thread checks every fourth answer, at pieces all over it that
+  // were overwritten before.
   Result<Sample> Drive(double seconds);
 
  private:
@@ -44,7 +44,7 @@ class AnswerSlots {
   const Work& work_;
   const std::vector<Slot> slots_;
   const int devices_;
-  std::string pattern_;  // a right O
+  std::string pattern_;  // a correct O
 };
 
 }  // namespace attend::bench

@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 class AnswerSlotsTest : public ::testing::Test {
  protected:
-  // O is 32 KiB; the marks at its beginning are what is judged, so that nothing need be computed.
+  // O has 32 KiB; only the marks at its beginning are checked, so that nothing has to be computed.
   AnswerSlotsTest()
       : work_("w", test::MakeSpec(1, 4, 1, 64, 16, 32, 32), Truth::kMarks, 5),
         right_(static_cast<size_t>(work_.output_bytes()), 'x') {
@@ -32,7 +32,7 @@ class AnswerSlotsTest : public ::testing::Test {
     right_.replace(32, 16, static_cast<const char*>(a.v.data), 16);
   }
 
-  // A slot for each name, which answers it rightly; but from call `end` on nothing is written.
+  // A slot for each device name, with correct answers; from call `end` on nothing is written.
   AnswerSlots Slots(std::vector<std::string> names, int devices, int64_t end = 1'000'000'000) {
     calls_ = 0;
     std::vector<Slot> slots;

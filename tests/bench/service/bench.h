@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One run of bench_service: what was asked for, the figures so far, and what all rows need. Used
-// from main's thread.
+// A run of bench_service: its options, the figures so far, and helpers of all rows. Used from
+// main's thread.
 
 #pragma once
 
@@ -22,21 +22,21 @@ namespace attend::bench {
 
 struct Options {
   int rounds = 5;
-  double seconds = 0.5;  // of each contestant in each round
+  double seconds = 0.5;  // per contestant and round
   bool quick = false;    // fewer cells
-  std::string device;    // as attend-server's: "cpu", "cuda:N" or a list of these
-  // Whether rows about moving bytes have a server that computes nothing, as they always have on a
-  // CPU: there the kernel would be all that is measured.
+  std::string device;    // as for attend-server: "cpu", "cuda:N" or a list of these
+  // Whether rows about moving bytes use a server that computes nothing, as they always do on a CPU,
+  // where they would only measure the kernel otherwise.
   bool pass_through = false;
-  std::string cells;  // those alone whose work and rival, one behind the other, hold it
-  int clients = 64;   // of small requests
-  std::vector<std::string> server_flags;  // of every attend-server
+  std::string cells;  // only cells whose work and rival, joined, contain this text
+  int clients = 64;   // for small requests
+  std::vector<std::string> server_flags;  // for every attend-server
   uint64_t seed = 0;
   std::string python;         // the interpreter
   std::string python_server;  // python_server.py; empty: not found
 };
 
-// Which device a server has.
+// The kind of a server's device.
 enum class Serves { kComputing, kTransfers };
 
 class Bench {
@@ -45,29 +45,29 @@ class Bench {
 
   const Options& options() const { return options_; }
   bool gpu() const { return options_.device.starts_with("cuda"); }
-  // What runs on one device takes this one.
+  // The device of rows that use only one.
   std::string first_device() const { return options_.device.substr(0, options_.device.find(',')); }
-  // Whether servers of kTransfers compute nothing.
+  // Whether servers for kTransfers compute nothing.
   bool passes_through() const { return options_.pass_through || !gpu(); }
 
-  // Whether this cell is asked for: of others nothing is measured.
+  // Whether this cell is selected. Other cells are not measured.
   bool Wants(const Question& question) const;
   bool WantsAny(const std::vector<Question>& questions) const;
-  // Also tells stderr, so that one sees how far it is.
+  // Also prints the figure to stderr, to show the progress.
   void Add(Figure figure);
-  // All of these that are asked for failed, for one reason.
+  // Adds the selected ones as failed, with this reason.
   void AddWithout(const std::vector<Question>& questions, const Status& reason);
-  // `of` of both sides' rounds, if it is asked for.
+  // Adds the figure of `of` of both sides' rounds, if it is selected.
   void AddJudged(Question question, const Samples& attend, const Samples& rival,
                  const std::function<double(const Sample&)>& of);
   std::span<const Figure> figures() const { return figures_; }
 
-  // The small request of several rows, the same one in each run of the same seed.
+  // The small request that several rows share, determined by the seed.
   std::shared_ptr<Work> SmallWork() const;
-  // A request that tells kTransfers' servers from wrong ones.
+  // A request by which wrong answers of servers for kTransfers are found.
   std::shared_ptr<Work> TransferWork(std::string name, const test::ProblemSpec& spec) const;
 
-  // An attend server, on a free port unless `flags` say otherwise.
+  // Starts attend-server, on a free port unless `flags` say otherwise.
   Result<std::unique_ptr<ServerProcess>> StartAttend(Serves serves,
                                                      std::vector<std::string> flags = {}) const;
 
@@ -76,15 +76,15 @@ class Bench {
   std::vector<Figure> figures_;
 };
 
-// A bare gRPC server that answers with so many bytes.
+// Starts a bare gRPC server that answers with this number of bytes.
 Result<std::unique_ptr<ServerProcess>> StartEcho(int64_t answer_bytes,
                                                  const std::string& listen = "127.0.0.1:0",
                                                  EchoKind kind = EchoKind::kPlain);
 
-// Sends each once; all must be answered rightly.
+// Sends each work once, and requires correct answers.
 Status AdmitAll(Connections& connections, const std::vector<std::shared_ptr<Work>>& works);
 
-// A folder of its own, removed with what is in it.
+// A temporary folder, removed with its content.
 class TempFolder {
  public:
   TempFolder();

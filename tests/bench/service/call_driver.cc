@@ -16,7 +16,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What all callers of a drive share.
+// Shared by the callers of a drive.
 struct Shared {
   std::atomic<int> running;
   std::atomic<bool> failed = false;
@@ -25,7 +25,7 @@ struct Shared {
   std::condition_variable done;
 };
 
-// One call in flight after another until the time is up.
+// Makes one call after another until the time is up.
 class Caller {
  public:
   Caller(Stub& stub, const Script& script, Shared& shared)
@@ -92,7 +92,7 @@ std::shared_ptr<const PreparedCall> EchoCallOf(const std::shared_ptr<const Work>
                                                int64_t answer_bytes) {
   auto call = std::make_shared<PreparedCall>();
   call->request = work->Message();
-  // The work lives as long as the call, whose message lies in its memory.
+  // The work lives as long as the call, whose message is in its memory.
   call->verify = [work, answer_bytes](const grpc::ByteBuffer& answer, bool) -> std::string {
     return static_cast<int64_t>(answer.Length()) == answer_bytes ? "" : "a wrong length";
   };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Drives AttendChunked through the client library, one call at a time over several connections.
+// Calls AttendChunked through the client library, one call at a time over several connections.
 
 #pragma once
 
@@ -15,10 +15,9 @@ namespace attend::bench {
 
 Result<std::unique_ptr<client::Client>> ConnectChunked(const std::string& target, int connections);
 
-// One call whose answer is judged in full.
+// Makes one call and checks its answer in full.
 Status CheckChunked(client::Client& client, const Work& work);
-// Calls for `seconds`, at least one; answers are dropped as they come. The first failure is the
-// error.
+// Makes calls for `seconds`, at least one; answers are discarded. The first failure is the error.
 Result<Sample> DriveChunked(client::Client& client, const Work& work, double seconds);
 
 }  // namespace attend::bench

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a GPU does of one attention without any server: its kernel, launched again and again by one
-// process over memory of the device. For one thread.
+// The rate of a GPU without a server: a process launches the kernel of an attention repeatedly, on
+// device memory. For one thread.
 
 #pragma once
 
@@ -16,11 +16,12 @@ namespace attend::bench {
 
 class DeviceLoop {
  public:
-  // "cuda:N", and the kernel that is selected there. UNIMPLEMENTED in a build without CUDA.
+  // `device` is "cuda:N"; runs the kernel that is selected there. UNIMPLEMENTED in a build without
+  // CUDA.
   static Result<std::unique_ptr<DeviceLoop>> Make(const std::string& device,
                                                   const test::ProblemSpec& spec, uint64_t seed);
   virtual ~DeviceLoop() = default;
-  // For `seconds`, some launches at least.
+  // Runs for `seconds`, with at least a few launches.
   virtual Result<Sample> Drive(double seconds) = 0;
 };
 

@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Launches between two looks at the clock: the device never waits for the host.
+// Launches between two readings of the clock; enough that the device does not wait for the host.
 constexpr int kLaunches = 8;
 
 class CudaLoop final : public DeviceLoop {
@@ -29,7 +29,7 @@ class CudaLoop final : public DeviceLoop {
   CudaLoop(int device, test::OwnedAttention owned, KernelId kernel)
       : device_(device), owned_(std::move(owned)), run_(&owned_, kernel) {}
 
-  // Once, and right.
+  // Runs once and checks the answer.
   Status Prepare() {
     ATTEND_RETURN_IF_ERROR(run_.Run());
     const RowsReport report = CheckRows(owned_.attention, SampleRows(owned_.attention, 1, 1e7));

@@ -22,7 +22,7 @@ class Echo final
  private:
   grpc::ServerUnaryReactor* Attend(grpc::CallbackServerContext* call, const grpc::ByteBuffer*,
                                    grpc::ByteBuffer* response) override {
-    *response = grpc::ByteBuffer(&answer_, 1);  // a reference, no copy
+    *response = grpc::ByteBuffer(&answer_, 1);  // by reference, without a copy
     grpc::ServerUnaryReactor* reactor = call->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
     return reactor;
@@ -39,7 +39,7 @@ class InlineEcho final
       : bytes_(static_cast<size_t>(answer_bytes)), rest_(bytes_ - std::min(bytes_, kIdBytes)) {}
 
  private:
-  // A message begins with its id, as a field with its head.
+  // A message begins with its id, a field with its tag and length.
   static constexpr size_t kIdBytes = 6;
 
   class Unary final : public grpc::ServerUnaryReactor {

@@ -19,10 +19,10 @@
 namespace attend::bench {
 namespace {
 
-// One request after the other, over the same memory.
+// Makes one request after another with the same memory.
 class EngineSlot final : public Responder {
  public:
-  // `admission` is the engine's.
+  // `admission` is that of the engine.
   EngineSlot(Engine& engine, uint64_t id, const Work& work, Admission admission)
       : engine_(engine),
         id_(id),
@@ -35,7 +35,7 @@ class EngineSlot final : public Responder {
       view->data = in + (static_cast<const char*>(view->data) - static_cast<char*>(from.data));
     }
     attention_.o.data = admission_.output.data();
-    attention_.problem.return_lse = false;  // as of servers, whose calls do not ask for it
+    attention_.problem.return_lse = false;  // as in the calls of servers
     attention_.lse = nullptr;
   }
 
@@ -68,7 +68,7 @@ class EngineSlot final : public Responder {
   std::binary_semaphore ended_{0};
 };
 
-// An engine and those who wait for it: its threads end first, then goes its memory.
+// An engine with everything that must outlive its threads.
 struct Host {
   SteadyClock clock;
   Metrics metrics{"bench"};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The server's engine in this process, without gRPC: requests in its host memory, given to it by
-// the threads that wait for their answers.
+// The server's engine in this process, without gRPC: requests in its host memory, submitted by the
+// threads that wait for their answers.
 
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace attend::bench {
 
-// An engine on `devices` (attend-server's --device), which lives as long as the slots; each has its
-// request and answer in the engine's memory. `count` devices must take part. `work` must outlive
-// the slots.
+// Starts an engine on `devices` (as for attend-server's --device) that lives as long as the slots,
+// whose requests and answers are in the engine's memory. `count` devices must take part. `work`
+// must outlive the slots.
 Result<std::unique_ptr<AnswerSlots>> MakeEngineSlots(const std::string& devices, int count,
                                                      const Work& work, int slots);
 

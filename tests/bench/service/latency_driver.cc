@@ -13,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Of the answer's own account; negative if it cannot be read.
+// The time of copies and kernels that the answer states; negative if it cannot be parsed.
 double OwnWorkUs(const grpc::ByteBuffer& answer) {
   grpc::Slice slice;
   v1::AttendResponse response;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One call at a time from one thread that waits for it, for latency.
+// Measures latency: one call at a time from a thread that waits for it.
 
 #pragma once
 
@@ -8,8 +8,8 @@
 
 namespace attend::bench {
 
-// The sample's percentiles are of each call's latency; with `less_own_work` less what its answer
-// says that copies and kernels took.
+// The sample's percentiles are those of the calls' latency; with `less_own_work`, without the time
+// of copies and kernels that the answer states.
 Result<Sample> DriveLatency(Connections& connections, const PreparedCall& call, bool less_own_work,
                             double seconds);
 

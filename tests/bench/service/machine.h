@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What figures depend on beside the code, and files of them.
+// Describes the machine, for figures and files of figures.
 
 #pragma once
 
@@ -11,9 +11,9 @@
 
 namespace attend::bench {
 
-// `device`: the first that the server has, "cpu" or "cuda:N".
+// `device`: the first device of the server, "cpu" or "cuda:N".
 nlohmann::ordered_json Machine(const std::string& device);
-// On one line.
+// The description on one line.
 std::string MachineText(const nlohmann::ordered_json& machine);
 
 Status WriteJson(const std::string& path, const nlohmann::ordered_json& json);

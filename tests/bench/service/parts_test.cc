@@ -46,7 +46,7 @@ TEST(PercentileTest, IsTheValueThatTheShareDoesNotExceed) {
   EXPECT_EQ(Percentile(none, 0.5), 0);
 }
 
-// The medians' own ratio would be 10 / 4; the rounds' ratios are 2.5, 0.5 and 25.
+// The ratio of the medians would be 10 / 4; the rounds' ratios are 2.5, 0.5 and 25.
 TEST(JudgeTest, RatioIsTheMedianOfTheRoundsRatios) {
   const Figure figure = Judge(Ask(Measure::kRatio, kAtLeastTwo), {10, 2, 100}, {4, 4, 4});
   EXPECT_EQ(figure.attend, 10);
@@ -169,7 +169,7 @@ TEST(MetricSumTest, AddsUpOneFamily) {
   EXPECT_EQ(MetricSum(text, "c"), std::nullopt);
 }
 
-// An answer to `work` with this O, as a server would send it.
+// A server's answer to `work` with this O.
 grpc::ByteBuffer AnswerWith(const Work& work, const std::string& o) {
   v1::AttendResponse response;
   response.set_request_id("bench");
@@ -198,7 +198,7 @@ TEST_F(WorkTest, MessageIsTheRequest) {
   EXPECT_FALSE(request.return_lse());
 }
 
-// O with the marks of Q, K and V in front, as a device that computes nothing gives it.
+// O of the pass-through device, which begins with the marks of Q, K and V.
 std::string MarkedAnswer(const Work& work) {
   const Attention& a = work.owned().attention;
   std::string o(static_cast<size_t>(work.output_bytes()), 'x');
@@ -219,9 +219,9 @@ TEST_F(WorkTest, AdmitsOnlyWhatIsRight) {
   EXPECT_EQ(marks.answer_bytes(), static_cast<int64_t>(good.Length()));
   o[40] ^= 1;
   EXPECT_NE(marks.CheckAnswer(AnswerWith(marks, o), true), "");
-  EXPECT_EQ(marks.CheckAnswer(AnswerWith(marks, o), false), "");  // its length alone
+  EXPECT_EQ(marks.CheckAnswer(AnswerWith(marks, o), false), "");  // checks only its length
   o[40] ^= 1;
-  o[48] ^= 1;  // behind the marks
+  o[48] ^= 1;  // after the marks
   EXPECT_EQ(marks.CheckAnswer(AnswerWith(marks, o), true), "");
   EXPECT_EQ(marks.CheckAnswer(AnswerWith(marks, o.substr(1)), false), "O has a wrong size");
 

@@ -26,7 +26,7 @@ class PassThroughLane final : public Lane {
   }
 };
 
-// The CPU's memory and description, without its kernels.
+// Memory and description of the CPU, without its kernels.
 class PassThroughBackend final : public Backend {
  public:
   PassThroughBackend() : cpu_(MakeCpuBackend(BackendOptions{})) {}

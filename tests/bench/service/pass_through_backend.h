@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A device that computes nothing, so that a benchmark sees the wire and the server alone. It
-// copies the first bytes of Q, K and V to the front of O, by which a client can tell that its
+// A device that computes nothing, so that a benchmark measures only the wire and the server. It
+// copies the first bytes of Q, K and V to the beginning of O, so that a client can check that its
 // tensors arrived. For benchmarks only.
 
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace attend::bench {
 
-// What the pass-through device writes: Q's, K's and V's first kMarkBytes, one after another.
+// The pass-through device writes the first kMarkBytes of Q, K and V to O, in this order.
 inline constexpr int kMarkBytes = 16;
 
 std::unique_ptr<Backend> MakePassThroughBackend();

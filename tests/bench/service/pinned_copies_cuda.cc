@@ -25,7 +25,7 @@ class CudaCopies final : public PinnedCopies {
         out_bytes_(static_cast<size_t>(out_bytes)) {}
 
   ~CudaCopies() override {
-    // Null is fine for all of these.
+    // All of these accept null.
     cudaFreeHost(in_);
     cudaFreeHost(out_);
     cudaFree(on_device_);
@@ -44,7 +44,7 @@ class CudaCopies final : public PinnedCopies {
     }
     for (size_t i = 0; i < in_bytes_; ++i) static_cast<uint8_t*>(in_)[i] = i * 131 + (i >> 12);
     std::memset(out_, 0, out_bytes_);
-    // What comes down is what went up before.
+    // The copies from the device must return these bytes.
     return cuda::ToStatus(cudaMemcpy(on_device_, in_, in_bytes_, cudaMemcpyHostToDevice), "copy");
   }
 

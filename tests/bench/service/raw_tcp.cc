@@ -20,15 +20,15 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kTouchedEveryBytes = 64;
-constexpr char kGo = 'g';  // asks for the bytes that come down
+constexpr char kGo = 'g';  // requests the bytes of the answer
 
-// In front of a message.
+// Precedes a message.
 struct Header {
   int64_t up_bytes;
   int64_t down_bytes;
   int64_t chunk_bytes;
 };
-// Behind it.
+// Follows it.
 struct Acknowledgement {
   int64_t bytes;
   uint64_t sum;
@@ -58,7 +58,7 @@ bool ReceiveAll(int socket, void* data, int64_t bytes) {
   return true;
 }
 
-// Piece by piece; receiving, all through the one chunk.
+// Sends in chunks. ReceiveChunks receives all of them into the same memory.
 bool SendChunks(int socket, const std::byte* data, int64_t bytes, int64_t chunk_bytes) {
   for (int64_t at = 0; at < bytes; at += chunk_bytes) {
     if (!SendAll(socket, data + at, std::min(chunk_bytes, bytes - at))) return false;
@@ -76,7 +76,7 @@ bool ReceiveChunks(int socket, int64_t bytes, std::vector<std::byte>& chunk, uin
   return true;
 }
 
-// When the client says so: the chunk that is there, again and again.
+// Sends the chunk repeatedly, once the client requests it.
 bool SendDown(int socket, int64_t bytes, const std::vector<std::byte>& chunk) {
   char go = 0;
   if (!ReceiveAll(socket, &go, sizeof(go)) || go != kGo) return false;
@@ -164,13 +164,13 @@ void RawTcpServer::Serve(int socket) {
     if (!SendAll(socket, &acknowledgement, sizeof(acknowledgement))) break;
     if (header.down_bytes > 0 && !SendDown(socket, header.down_bytes, chunk)) break;
   }
-  // The client sees the end at once; the destructor closes.
+  // The client sees the end at once; the destructor closes the socket.
   shutdown(socket, SHUT_RDWR);
 }
 
-// What the connections of one drive share.
+// Shared by the connections of a drive.
 struct RawTcpClient::Round {
-  // Runs while all connections wait for one another, so that they all see the same.
+  // Runs while all connections wait at the barrier, so that they all see the same values.
   struct Step {
     Round* round;
     void operator()() noexcept {
@@ -185,7 +185,7 @@ struct RawTcpClient::Round {
   const Clock::time_point end;
   std::atomic<int64_t> messages = 0;
   std::atomic<bool> failed = false;
-  bool broken = false;  // these two change in Step only
+  bool broken = false;  // this and `over` change only in Step
   bool over = false;
   std::barrier<Step> all;
 };

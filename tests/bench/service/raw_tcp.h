@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the machine's TCP carries without gRPC: messages over several connections, in chunks, each
-// byte received into warm memory and touched there, an acknowledgement for each message.
+// The throughput of the machine's TCP without gRPC: messages over several connections, in chunks
+// that are received into warm memory and read there, with an acknowledgement for each message.
 
 #pragma once
 
@@ -19,11 +19,11 @@ namespace attend::bench {
 
 inline constexpr int64_t kRawChunkBytes = int64_t{1} << 20;
 
-// The first word of each 64 bytes of a message, added up: what touching it comes to, and how both
-// sides know that the same bytes left and arrived. A last part of less than 8 bytes counts nothing.
+// The sum of the first word of each 64 bytes of a message. It reads every cache line, and shows
+// both sides that the bytes have arrived. A last part of less than 8 bytes does not count.
 uint64_t TouchBytes(const std::byte* data, int64_t bytes);
 
-// Serves until it is destroyed, one thread a connection.
+// Serves until destroyed, with a thread per connection.
 class RawTcpServer {
  public:
   static Result<std::unique_ptr<RawTcpServer>> Start();
@@ -47,13 +47,12 @@ class RawTcpServer {
 
 struct RawTcpLoad {
   int64_t up_bytes = 0;    // of a message
-  int64_t down_bytes = 0;  // of the answer to it
+  int64_t down_bytes = 0;  // of its answer
   int connections = 1;
-  // Messages of a connection that are unacknowledged at once; more than one only where nothing
-  // comes down.
+  // Unacknowledged messages per connection; more than one only without answers.
   int in_flight = 1;
-  // One message at a time, its bytes and its answer's split over the connections, all bytes up
-  // before the first one down. Else each connection carries messages of its own.
+  // One message at a time, split over the connections like its answer, which starts after all bytes
+  // of the message. Otherwise each connection carries whole messages.
   bool together = false;
   int64_t chunk_bytes = kRawChunkBytes;
 };
@@ -64,7 +63,7 @@ class RawTcpClient {
   static Result<std::unique_ptr<RawTcpClient>> Connect(const std::string& address,
                                                        const RawTcpLoad& load);
   ~RawTcpClient();
-  // For `seconds`, at least one message a connection. Wrong acknowledgements are the error.
+  // Sends for `seconds`, at least one message per connection. Wrong acknowledgements are errors.
   Result<Sample> Drive(double seconds);
 
  private:
@@ -78,14 +77,14 @@ class RawTcpClient {
 
   const RawTcpLoad load_;
   std::vector<std::byte> message_;
-  // Of the message, by connection.
+  // A connection's part of the message.
   struct Part {
     int socket = -1;
     int64_t offset = 0;
     int64_t up_bytes = 0;
     int64_t down_bytes = 0;
     uint64_t sum = 0;
-    std::vector<std::byte> chunk;  // where its answers arrive
+    std::vector<std::byte> chunk;  // receives its answers
   };
   std::vector<Part> parts_;
 };

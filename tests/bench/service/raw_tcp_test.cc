@@ -18,7 +18,7 @@ TEST(TouchBytesTest, AddsTheFirstWordOfEachLine) {
     std::memcpy(data.data() + 64 * line, &word, sizeof(word));
   }
   EXPECT_EQ(TouchBytes(data.data(), 200), 1u + 2 + 3 + 4);
-  EXPECT_EQ(TouchBytes(data.data(), 199), 1u + 2 + 3);  // the last word is not whole
+  EXPECT_EQ(TouchBytes(data.data(), 199), 1u + 2 + 3);  // the last word is incomplete
   EXPECT_EQ(TouchBytes(data.data(), 192), 1u + 2 + 3);
   EXPECT_EQ(TouchBytes(data.data(), 0), 0u);
 }
@@ -31,7 +31,7 @@ class RawTcpTest : public ::testing::Test {
     server_ = std::move(*server);
   }
 
-  // A drive's sample, whose bytes must be those that the server has counted.
+  // Drives the load, and requires that the sample has the bytes that the server has counted.
   void Drive(const RawTcpLoad& load, int64_t calls_min) {
     const Result<std::unique_ptr<RawTcpClient>> client =
         RawTcpClient::Connect(server_->address(), load);
@@ -43,7 +43,7 @@ class RawTcpTest : public ::testing::Test {
     EXPECT_GT(sample->seconds, 0);
     EXPECT_EQ(sample->bytes, sample->calls * (load.up_bytes + load.down_bytes));
     EXPECT_EQ(server_->bytes_received() - before, sample->calls * load.up_bytes);
-    // The connections serve again.
+    // The connections can be used again.
     EXPECT_TRUE((*client)->Drive(0).ok());
   }
 

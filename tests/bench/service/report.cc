@@ -11,7 +11,7 @@
 namespace attend::bench {
 namespace {
 
-// About three digits.
+// Formats a number with about three digits.
 std::string Number(double value) {
   const double size = std::abs(value);
   char text[64];
@@ -36,7 +36,7 @@ std::string TargetText(const Question& question) {
          (ratio ? "x" : " " + question.unit);
 }
 
-// What a table's cell can hold on one line.
+// The text on one line, escaped for a table's cell.
 std::string Cell(std::string text) {
   for (char& c : text) {
     if (c == '|' || c == '\n' || c == '\r') c = ' ';

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Figures against targets: medians of rounds, what one side is to the other, a verdict, and tables
-// of them. Pure.
+// Figures and their targets: medians of rounds, the ratio or difference of both sides, a verdict,
+// and tables of them. Pure functions.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace attend::bench {
 
-// What is asked: this work on attend against that rival.
+// How a figure compares attend with its rival.
 enum class Measure {
   kRatio,       // attend's value over the rival's
   kDifference,  // attend's value minus the rival's
@@ -23,28 +23,29 @@ struct Target {
   Sense sense = Sense::kAtLeast;
   double value = 0;
 };
+// A work, and the rival that attend is compared with.
 struct Question {
   std::string row;
   std::string work;
   std::string against;
   std::string unit;  // of both sides' values
   Measure measure = Measure::kRatio;
-  std::optional<Target> target;  // none: the figure only informs
+  std::optional<Target> target;  // none: for information only
 };
 
 enum class Verdict {
   kMet,
   kMissed,
   kNone,     // no target
-  kSkipped,  // not measured on this machine, `reason` says why
-  kFailed,   // wrong or no answers: there is no value
+  kSkipped,  // not measured on this machine, see `reason`
+  kFailed,   // wrong or missing answers, so that there is no value
 };
 const char* VerdictName(Verdict verdict);
 
 struct Figure {
   Question question;
   Verdict verdict = Verdict::kNone;
-  std::string reason;  // of kSkipped and kFailed
+  std::string reason;  // for kSkipped and kFailed
   // Medians of the rounds; `result` is the median of the rounds' ratios or differences.
   double attend = 0;
   double rival = 0;
@@ -55,18 +56,18 @@ struct Figure {
   bool measured() const { return verdict != Verdict::kSkipped && verdict != Verdict::kFailed; }
 };
 
-// Of an even count the mean of the two in the middle; NaN of none.
+// With an even count, the mean of the two middle values; NaN without values.
 double Median(std::vector<double> values);
-// The value that `share` of the values do not exceed; reorders them. 0 of none.
+// The value that `share` of the values do not exceed, 0 without values. Reorders them.
 double Percentile(std::vector<double>& values, double share);
 
-// kFailed if the rounds do not pair up, or hold a value that no ratio can be made of.
+// kFailed if the numbers of rounds differ, or a value cannot be part of a ratio.
 Figure Judge(Question question, std::vector<double> attend_rounds,
              std::vector<double> rival_rounds);
 Figure Skipped(Question question, std::string reason);
 Figure Failed(Question question, std::string reason);
 
-// One line a figure; those without a value give their reason instead.
+// A line per figure, with the reason instead of a missing value.
 std::string MarkdownTable(std::span<const Figure> figures);
 nlohmann::json ToJson(std::span<const Figure> figures);
 

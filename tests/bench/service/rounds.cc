@@ -7,9 +7,9 @@
 namespace attend::bench {
 namespace {
 
-// Of a turn, before it, and not counted. Who went on from the turn before has been up to a third
-// ahead of who took over, whose threads, caches and connections had been idle; with an odd number
-// of rounds one contestant goes on more often than the other.
+// The warm-up of a turn, as a share of it. Without it, a contestant that also had the previous turn
+// was up to a third faster than one whose threads, caches and connections had been idle; and with
+// an odd number of rounds, one contestant has two turns in a row more often than the other.
 constexpr double kWarmupShare = 0.5;
 
 Result<Sample> TakeTurn(const Contestant& contestant, double seconds) {

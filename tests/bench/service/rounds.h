@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Who is measured, and how: in turns, round after round, so that what changes on the machine
-// meanwhile changes for all.
+// Measures contestants in turns, round after round, so that changes of the machine affect all.
 
 #pragma once
 
@@ -15,14 +14,14 @@
 
 namespace attend::bench {
 
-// What one contestant did in one round. All its answers were right.
+// The measurement of a contestant in a round, in which all answers were correct.
 struct Sample {
   int64_t calls = 0;
-  int64_t bytes = 0;  // of messages, both ways
+  int64_t bytes = 0;  // of messages in both directions
   double seconds = 0;
   double p50_us = 0;
   double p99_us = 0;
-  double server_us = 0;  // processor time of the server, of each call; 0: not measured
+  double server_us = 0;  // processor time of the server per call; 0: not measured
 
   double calls_per_second() const { return static_cast<double>(calls) / seconds; }
   double gigabytes_per_second() const { return static_cast<double>(bytes) / seconds * 1e-9; }
@@ -30,20 +29,20 @@ struct Sample {
 
 struct Contestant {
   std::string name;
-  // Works for about so long. An error, the first wrong answer for instance, leaves no sample.
+  // Runs for about `seconds`. An error, such as a wrong answer, instead of a sample.
   std::function<Result<Sample>(double seconds)> measure;
 };
 
-// One contestant's rounds.
+// The rounds of a contestant.
 using Samples = std::vector<Sample>;
 
-// Calling thread. A round that is not counted, then `rounds`, each led by another contestant. Each
-// turn begins with half as long that is not counted either. The first error, with its contestant's
-// name, ends it.
+// Runs on the calling thread: a round that does not count, then `rounds` rounds, which begin with
+// the contestants in turn. Each turn begins with a warm-up of half its length. The first error ends
+// the run; it names the contestant.
 Result<std::vector<Samples>> RunRounds(std::span<const Contestant> contestants, int rounds,
                                        double seconds);
 
-// One value of each round.
+// A value per round.
 std::vector<double> Values(const Samples& samples, const std::function<double(const Sample&)>& of);
 
 }  // namespace attend::bench

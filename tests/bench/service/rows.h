@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rows of the table: each measures its cells one after another and adds their figures, or the
-// reason why there are none.
+// The rows of the table. Each measures its cells one after another and adds their figures, or the
+// reason if there are none.
 
 #pragma once
 
@@ -19,7 +19,7 @@ struct Row {
 };
 std::span<const Row> Rows();
 
-// Bytes per second.
+// Throughput.
 void RunInline(Bench& bench);
 void RunChunked(Bench& bench);
 void RunSharedMemory(Bench& bench);
@@ -29,9 +29,9 @@ void RunSmall(Bench& bench);
 void RunStream(Bench& bench);
 void RunLatency(Bench& bench);
 void RunWire(Bench& bench);
-// Encrypted, small and large.
+// TLS, with small and large requests.
 void RunTls(Bench& bench);
-// Mixtures, extras, and time.
+// Batches, and the cost of observability.
 void RunBatches(Bench& bench);
 void RunMetrics(Bench& bench);
 void RunObserve(Bench& bench);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rows about bytes per second.
+// The rows about throughput.
 
 #include <algorithm>
 #include <string>
@@ -20,7 +20,7 @@ constexpr Target kBareTarget{Target::Sense::kAtLeast, 0.9};
 constexpr Target kRawTarget{Target::Sense::kAtLeast, 0.5};
 constexpr char kCopies[] = "page-locked copies over PCIe, both ways at once";
 constexpr int kChunkedConnections = 8;
-// What the client library sends at a time.
+// The chunk size of the client library.
 constexpr int64_t kClientChunkBytes = int64_t{2} << 20;
 
 double Gigabytes(const Sample& sample) { return sample.gigabytes_per_second(); }
@@ -30,8 +30,8 @@ std::string Mebibytes(int64_t bytes) {
                           : std::to_string(bytes >> 10) + " KiB";
 }
 
-// Calls that a connection has out: several, as a rate is asked for, but not all of the memory.
-// Of small messages more, or it would be wake-ups that are measured.
+// Calls in flight per connection: several, for throughput, within the server's memory. More for
+// small messages, which would measure wake-ups otherwise.
 int InFlight(const Work& work) {
   constexpr int64_t kBytes = int64_t{40} << 20;
   constexpr int64_t kCallsMax = 4;
@@ -63,7 +63,7 @@ Contestant UnaryContestant(const char* name, const std::shared_ptr<Connections>&
           }};
 }
 
-// One kind of message over each count of connections; `rival` makes the other contestant.
+// Races a work over each number of connections; `rival` makes the other contestant.
 using MakeRival = std::function<Result<Contestant>(int connections, int in_flight)>;
 void RaceInline(Bench& bench, const std::vector<int>& counts, const ServerProcess& attend,
                 const std::shared_ptr<Work>& work, const char* against, const Target& target,
@@ -90,7 +90,7 @@ void RaceInline(Bench& bench, const std::vector<int>& counts, const ServerProces
   }
 }
 
-// As many bytes back as attend sends.
+// Against bare gRPC, which answers with as many bytes as attend.
 void RaceBare(Bench& bench, const std::vector<int>& counts, const ServerProcess& attend,
               const std::shared_ptr<Work>& work) {
   const Result<std::unique_ptr<ServerProcess>> echo = StartEcho(work->answer_bytes());
@@ -103,7 +103,7 @@ void RaceBare(Bench& bench, const std::vector<int>& counts, const ServerProcess&
              });
 }
 
-// One way.
+// Against raw TCP without answers.
 void RaceRaw(Bench& bench, const std::vector<int>& counts, const ServerProcess& attend,
              const std::shared_ptr<Work>& work) {
   const Result<std::unique_ptr<ServerProcess>> server =
@@ -124,7 +124,7 @@ void RaceRaw(Bench& bench, const std::vector<int>& counts, const ServerProcess& 
       });
 }
 
-// The same bytes, in chunks as the client library's.
+// The same bytes in chunks of the client library's size.
 RawTcpLoad ChunkedRawLoad(const Work& work) {
   RawTcpLoad load;
   load.up_bytes = work.input_bytes();
@@ -144,7 +144,7 @@ void RunInline(Bench& bench) {
     return bench.TransferWork(
         name, test::MakeSpec(1, heads, heads, len_q, len_k, 128, 128, DType::kFloat16));
   };
-  // Q a quarter of the bytes, so that as much comes back.
+  // Q is a quarter of the bytes, and so is the answer.
   std::vector<std::shared_ptr<Work>> both_ways = {work("64 KiB in, 16 KiB out", 1, 64, 96)};
   if (!bench.options().quick) both_ways.push_back(work("1 MiB in, 256 KiB out", 1, 1024, 1536));
   both_ways.push_back(work("16 MiB in, 4 MiB out", 8, 2048, 3072));
@@ -159,7 +159,7 @@ void RunInline(Bench& bench) {
     status = AdmitAll(connections, all);
   }
   if (!status.ok()) {
-    // Whatever is asked for.
+    // Even if this cell is not selected.
     bench.Add(Failed(InlineQuestion(bench, *one_way, 1, "raw TCP, one way", kRawTarget),
                      status.ToString()));
     return;
@@ -181,7 +181,7 @@ void RunChunked(Bench& bench) {
                           "GB/s",
                           Measure::kRatio,
                           kRawTarget};
-  // For what the bus itself would allow: shared memory has the target.
+  // Compares with the bus for information; the row of shared memory has the target.
   Question bus_question = question;
   bus_question.against = kCopies;
   bus_question.target.reset();
@@ -211,7 +211,7 @@ void RunChunked(Bench& bench) {
     if (!bus.ok()) return bench.AddWithout(asked, bus.status());
     contestants.push_back({"copies", [&](double seconds) { return (*bus)->Drive(seconds); }});
   }
-  // The timed answers are dropped as they come: those before and after them are judged.
+  // Answers are discarded while they are timed, so others are checked before and after.
   Status right = CheckChunked(**client, *work);
   if (!right.ok()) return bench.AddWithout(asked, right);
   const Result<std::vector<Samples>> samples =

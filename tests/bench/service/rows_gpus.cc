@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The row about several GPUs: how much faster they are than one of them.
+// The row about the speedup of several GPUs over one.
 
 #include <algorithm>
 #include <chrono>
@@ -22,11 +22,11 @@
 namespace attend::bench {
 namespace {
 
-// While one request of a GPU is copied in, another is computed and a third copied out.
+// Per GPU: one request is copied in while another is computed and a third is copied out.
 constexpr int kInFlight = 3;
-// For messages that hold no tensors.
+// For messages without tensors.
 constexpr int kConnections = 4;
-// A request takes milliseconds; with less patience a GPU that hangs is an error, not a long wait.
+// A request takes milliseconds. The timeout makes a hanging GPU an error.
 constexpr std::chrono::seconds kPatience{60};
 
 struct Team {
@@ -53,14 +53,14 @@ std::string FirstOf(const std::vector<std::string>& names, int count) {
   return list;
 }
 
-// A line of the table: what it measures on any number of GPUs.
+// A line of the table, which can be measured on any number of GPUs.
 struct Line {
   std::string text;
   test::ProblemSpec spec;
   std::function<Result<std::unique_ptr<AnswerSlots>>(int gpus, const Work& work)> make;
 };
 
-// A server on some GPUs whose clients share memory.
+// A server on some GPUs with shared memory.
 struct SharedServer {
   std::unique_ptr<ServerProcess> process;
   std::unique_ptr<client::Client> client;
@@ -70,7 +70,7 @@ struct SharedServer {
 Result<std::shared_ptr<SharedServer>> StartShared(const Bench& bench, const std::string& socket,
                                                   const std::string& devices) {
   auto shared = std::make_shared<SharedServer>();
-  // Tensors lie in regions: a large budget would only be page-locked in vain.
+  // Tensors are in regions, so that a large budget would be page-locked without use.
   const std::vector<std::string> flags = {"--device",
                                           devices,
                                           "--memory-budget",
@@ -97,7 +97,7 @@ Result<std::shared_ptr<SharedServer>> StartShared(const Bench& bench, const std:
   return shared;
 }
 
-// Servers of as many GPUs as lines ask for, each started when it is first needed.
+// Servers by number of GPUs, each started when a line first needs it.
 class SharedServers {
  public:
   explicit SharedServers(const Bench& bench)
@@ -118,7 +118,7 @@ class SharedServers {
       auto* const o = reinterpret_cast<char*>(call->outputs.o->data());
       slots.push_back({o, [server, call = std::move(*call)]() -> Result<std::string> {
                          client::CallOptions options;
-                         options.payload = client::Payload::kDiscard;  // it stays in its place
+                         options.payload = client::Payload::kDiscard;  // it stays in shared memory
                          options.timeout = kPatience;
                          const Result<client::AttentionResult> answer =
                              server->client->Call(call, options);
@@ -158,12 +158,12 @@ Result<std::vector<Samples>> Race(const Bench& bench, std::vector<Contender>& co
   Result<std::vector<Samples>> samples =
       RunRounds(contestants, bench.options().rounds, bench.options().seconds);
   if (!samples.ok()) return samples;
-  // Once more, whole: while it was timed only pieces were looked at.
+  // Checks whole answers once more, as only pieces were checked while they were timed.
   for (Contender& each : contenders) ATTEND_RETURN_IF_ERROR(each.slots->Check());
   return samples;
 }
 
-// All teams and the one GPU in the same rounds.
+// Measures all numbers of GPUs and a single one in the same rounds.
 void RunLine(Bench& bench, const Line& line, int gpus) {
   std::vector<Question> questions;
   std::vector<int> sizes = {1};
@@ -213,7 +213,7 @@ void RunGpus(Bench& bench) {
       {"shared memory, " + kernel_text + in_flight, kernel_bound, shared},
       {"in process, " + kernel_text + in_flight, kernel_bound, in_process},
   };
-  // "cpu" is no GPU, and what this machine does not have is no failure.
+  // Neither "cpu" nor missing GPUs are failures.
   const int named = bench.gpu() ? static_cast<int>(names.size()) : 0;
   const int gpus = std::min(named, CudaDeviceCount());
   for (const Line& line : lines) RunLine(bench, line, gpus);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rows about batches, and about what observing costs.
+// The rows about batches and about the cost of observability.
 
 #include <algorithm>
 #include <cmath>
@@ -26,14 +26,14 @@ constexpr Target kBatchesTarget{Target::Sense::kAtLeast, 2};
 constexpr Target kMetricsTarget{Target::Sense::kAtLeast, 0.98};
 constexpr int kMixedClients = 32;
 constexpr int kMixedLengths = 24;
-constexpr int kMixedInFlight = 8;  // of a client, on its stream
-// A few percent are to be told apart.
+constexpr int kMixedInFlight = 8;  // per client, on its stream
+// More rounds, as differences of a few percent have to be detected.
 constexpr int kMetricsRoundsFactor = 2;
 constexpr double kCheckedShare = 0.01;
 
 double Calls(const Sample& sample) { return sample.calls_per_second(); }
 
-// Lengths from `low` to `high`, each as much longer than the one before.
+// Works with lengths from `low` to `high` in geometric progression.
 std::vector<std::shared_ptr<Work>> MixedWorks(const Bench& bench, int64_t low, int64_t high) {
   std::vector<std::shared_ptr<Work>> works;
   for (int i = 0; i < kMixedLengths; ++i) {
@@ -48,8 +48,8 @@ std::vector<std::shared_ptr<Work>> MixedWorks(const Bench& bench, int64_t low, i
   return works;
 }
 
-// A server, the inline calls, and those of its shared memory: of each client, a script for each
-// request in flight on a stream, the first of them for unary calls too.
+// A server, the inline calls, and the calls with shared memory: per client, a script for each
+// request in flight on a stream, of which the first is used for unary calls too.
 struct Mixed {
   std::unique_ptr<ServerProcess> process;
   std::unique_ptr<Connections> connections;
@@ -59,7 +59,7 @@ struct Mixed {
   std::vector<StreamScripts> streamed;
 };
 
-// All of one client's calls once, one after another, with the bytes of every answer.
+// Makes each of a client's calls once, and checks the bytes of every answer.
 Status CheckScripts(Connections& connections, const std::vector<Script>& scripts) {
   BlockingCaller caller(connections);
   for (const Script& script : scripts) {
@@ -73,8 +73,8 @@ Status CheckScripts(Connections& connections, const std::vector<Script>& scripts
   return Status();
 }
 
-// Each client sends all works, in an order of its own. A request's bits do not depend on its batch,
-// so that it is one pattern that all servers admit.
+// Each client sends all works in a different order. The bits of an answer do not depend on the
+// batch, so that all servers share a work's pattern.
 Result<Mixed> StartMixed(const Bench& bench, const std::string& socket,
                          const std::vector<std::shared_ptr<Work>>& works,
                          const std::vector<std::string>& more_flags) {
@@ -119,9 +119,9 @@ void RaceMixed(Bench& bench, const Question& question, Mixed& attend, Mixed& sin
   bench.AddJudged(question, (*samples)[0], (*samples)[1], Calls);
 }
 
-// Whether about the share of `calls` was really checked that the row is about: a server that skips
-// its checks would have observing cost nothing. Half of it, as some samples may find the check
-// thread busy, and less where so few are expected that chance decides.
+// Requires that the server has checked the expected share of `calls`, as skipped checks would make
+// observability look free: at least half of it, as the check thread may be busy for some samples,
+// less a margin for chance.
 Status JudgeChecked(const std::string& metrics, double calls) {
   const auto sum = [&](const std::string& result) {
     return MetricSum(metrics, "attend_reference_checks_total", "result=\"" + result + "\"")
@@ -154,7 +154,7 @@ void RunBatches(Bench& bench) {
                     target};
   };
   const Question placed = question("inputs and answer in shared memory", kBatchesTarget);
-  // There the wire is the limit, of both sides.
+  // Inline, the wire limits both sides.
   const Question inlined = question("inline bytes", std::nullopt);
   const Question streamed = question(
       "shared memory, AttendStream, " + std::to_string(kMixedInFlight) + " in flight a client",
@@ -200,7 +200,7 @@ void RunMetrics(Bench& bench) {
   const Status right = AdmitAll(on_connections, {work});
   if (!right.ok()) return bench.AddWithout({question}, right);
   const std::vector<Script> scripts = {Script{CallOf(work)}};
-  double on_calls = 0;  // the warm-up's too, as the server counts its checks
+  double on_calls = 0;  // including the warm-up, whose checks the server counts too
   const std::vector<Contestant> contestants = {
       {"on",
        [&](double seconds) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The row about what is written down of each call: the access log, and spans for a collector.
+// The row about the access log and spans for a collector.
 
 #include <memory>
 #include <optional>
@@ -14,13 +14,13 @@
 namespace attend::bench {
 namespace {
 
-constexpr Target kTarget{Target::Sense::kAtLeast, 0.98};  // of a share of 0.01
-// A few percent are to be told apart.
+constexpr Target kTarget{Target::Sense::kAtLeast, 0.98};  // with a share of 0.01
+// More rounds, as differences of a few percent have to be detected.
 constexpr int kRoundsFactor = 2;
 constexpr char kLines[] = "attend_access_log_lines_total";
 constexpr char kSpans[] = "attend_spans_total";
 
-// One way to observe, and the family that counts what it wrote.
+// A kind of observation, and the metric family that counts its output.
 struct Way {
   const char* name;
   const char* family;
@@ -43,7 +43,7 @@ std::vector<Way> Ways(const TempFolder& folder, const std::string& collector) {
           {"spans of all calls", kSpans, "exported", std::nullopt, spans("1")}};
 }
 
-// A server that observes in one way, or in none.
+// A server with one kind of observation, or without any.
 struct Observed {
   std::unique_ptr<ServerProcess> process;
   std::unique_ptr<Connections> connections;
@@ -63,7 +63,7 @@ Result<Observed> Start(const Bench& bench, std::vector<std::string> flags,
   return made;
 }
 
-// A server that wrote nothing would have it cost nothing.
+// Requires that the server has written, as observation would look free otherwise.
 Status JudgeWritten(const Observed& observed, const Way& way) {
   const std::string outcome = "outcome=\"" + std::string(way.outcome) + "\"";
   const double written =

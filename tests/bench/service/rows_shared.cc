@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rows about memory that client and server share: the host's, and a GPU's.
+// The rows about shared memory, of the host and of a GPU.
 
 #include <atomic>
 #include <chrono>
@@ -26,17 +26,17 @@ using Clock = std::chrono::steady_clock;
 
 constexpr Target kCopyTarget{Target::Sense::kAtLeast, 0.8};
 constexpr Target kLoopTarget{Target::Sense::kAtLeast, 0.95};
-// Calls under way at once, each with memory of its own: while one is copied another is computed.
+// Concurrent calls with separate memory, so that one is copied while another is computed.
 constexpr int kBackToBack = 3;
 constexpr int kChunkedConnections = 8;
 
 double Gigabytes(const Sample& sample) { return sample.gigabytes_per_second(); }
 double Calls(const Sample& sample) { return sample.calls_per_second(); }
 
-// Whose memory a call's tensors lie in.
+// The memory of a call's tensors.
 enum class Memory { kHost, kDevice };
 
-// A server with shared memory, and the calls that lie in it.
+// A server with shared memory, and the calls whose tensors are in it.
 struct Shared {
   std::unique_ptr<ServerProcess> process;
   std::unique_ptr<client::Client> client;
@@ -44,7 +44,7 @@ struct Shared {
   std::vector<client::AttentionCall> calls;
 };
 
-// The server's first device, as CudaMemory knows it.
+// The UUID of the server's first device, for CudaMemory.
 Result<std::vector<std::string>> DeviceUuids(const Bench& bench, client::Client& client) {
   const auto info = client.GetServerInfo(std::chrono::seconds(30));
   if (!info.ok()) return info.status();
@@ -91,7 +91,7 @@ Result<Shared> StartShared(const Bench& bench, const TempFolder& folder, const W
   return shared;
 }
 
-// Each call once, its answer judged in full where the server has written it.
+// Makes each call once, and checks its answer in full in shared memory.
 Status CheckShared(Shared& shared, const Work& work) {
   for (const client::AttentionCall& call : shared.calls) {
     const Result<client::AttentionResult> answer = shared.client->Call(call);
@@ -104,7 +104,7 @@ Status CheckShared(Shared& shared, const Work& work) {
 
 Result<Sample> DriveShared(Shared& shared, const Work& work, double seconds) {
   client::CallOptions options;
-  options.payload = client::Payload::kDiscard;  // it stays where the server has written it
+  options.payload = client::Payload::kDiscard;  // it stays in shared memory
   std::atomic<int64_t> answered = 0;
   std::vector<Status> statuses(shared.calls.size());
   std::vector<std::thread> threads;
@@ -149,7 +149,7 @@ void RunSharedMemory(Bench& bench) {
                     "GB/s",
                     Measure::kRatio,
                     kCopyTarget};
-  // On a CPU nothing is copied: against our own chunks, for information.
+  // On a CPU nothing is copied. Compares with attend's chunked calls, for information.
   if (!bench.gpu()) {
     if (bench.Wants(question)) bench.Add(Skipped(question, "needs a GPU"));
     question.against = "our own chunked calls, one at a time";
@@ -170,7 +170,7 @@ void RunSharedMemory(Bench& bench) {
     contestants.push_back(
         {"chunks", [&](double seconds) { return DriveChunked(*shared->client, work, seconds); }});
   }
-  // Judged before and after: while it is timed each answer overwrites the one before.
+  // Checked before and after the measurement, in which each answer overwrites the previous one.
   Status right = CheckShared(*shared, work);
   if (!right.ok()) return bench.AddWithout({question}, right);
   const Result<std::vector<Samples>> samples =

@@ -26,14 +26,14 @@ constexpr int kStreamInFlight = 16;
 
 double Calls(const Sample& sample) { return sample.calls_per_second(); }
 
-// A server, one connection a client, and the call that each of them makes.
+// A server, a connection per client, and the call that each client makes.
 struct Side {
   std::unique_ptr<ServerProcess> process;
   std::unique_ptr<Connections> connections;
   std::shared_ptr<const PreparedCall> call;
 };
 
-// The server's first answer is judged in full.
+// Checks the server's first answer in full.
 Result<Side> ConnectComputing(Result<std::unique_ptr<ServerProcess>> process,
                               const std::shared_ptr<Work>& work, int connections) {
   if (!process.ok()) return process.status();
@@ -56,7 +56,7 @@ Result<Side> ConnectEcho(const std::shared_ptr<Work>& work, int connections,
   return side;
 }
 
-// python_server.py, which learns the messages from a file, so that no generated code need be there.
+// Starts python_server.py with a file of the messages, so that it needs no generated code.
 Result<std::unique_ptr<ServerProcess>> StartPython(const Bench& bench, const TempFolder& folder) {
   if (bench.options().python_server.empty()) {
     return Unimplemented("python_server.py is not here; --python-server says where");
@@ -94,7 +94,7 @@ void RunSmall(Bench& bench) {
   }
   Result<Side> echo = ConnectEcho(work, clients);
   if (!echo.ok()) return bench.AddWithout({echo_question, python_question}, echo.status());
-  // Its own pattern: PyTorch rounds as it likes.
+  // With a separate pattern, as PyTorch rounds differently.
   const TempFolder folder;
   const std::shared_ptr<Work> python_work = bench.SmallWork();
   Result<std::unique_ptr<ServerProcess>> python_process =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The row about TLS: against bare gRPC with the same, and against the server without.
+// The row about TLS: compared with bare gRPC with TLS, and with the server without TLS.
 
 #include <fstream>
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 constexpr char kBare[] = "bare gRPC over TLS";
 constexpr char kPlain[] = "our own without TLS";
 
-// What both servers show, and their clients trust.
+// The certificate of both servers, which their clients trust.
 class Certificate {
  public:
   Status Make() {
@@ -36,12 +36,12 @@ class Certificate {
   std::string text_;
 };
 
-// What is sent to servers of which kind, and how its rate is called.
+// A work, the kind of server, and the unit of its rate.
 struct Load {
   std::shared_ptr<Work> work;
   Serves serves;
   int connections;
-  int in_flight;  // on all
+  int in_flight;  // on all connections
   Target target;
   const char* unit;
   double (*rate)(const Sample& sample);

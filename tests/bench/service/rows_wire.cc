@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Small requests beside the fastest echo that gRPC's callbacks allow and the one of the other rows:
-// all three in the same rounds.
+// Small requests compared with the fastest echo that gRPC's callbacks allow and with the echo of
+// the other rows, all three in the same rounds.
 
 #include <algorithm>
 #include <array>
@@ -25,7 +25,7 @@ constexpr Target kP50Target{Target::Sense::kAtMost, 0};
 constexpr int kCallsOfConnection = 8;
 constexpr int kStreamInFlight = 16;
 
-// In this order everywhere.
+// The order of all arrays by side.
 enum Side { kAttend, kInlineEcho, kPlainEcho, kSides };
 constexpr std::array<const char*, kSides> kNames = {"attend", "inline echo", "bare echo"};
 
@@ -34,7 +34,7 @@ struct Served {
   std::unique_ptr<Connections> connections;
 };
 
-// One kind of traffic, and the figure by which it is judged.
+// A kind of traffic, and its figure.
 struct Cell {
   std::string text;
   std::string unit;
@@ -42,13 +42,13 @@ struct Cell {
   Target target;
   std::function<double(const Sample&)> of;
   int connections = 1;
-  std::string socket;        // each server's has its number behind it; empty: TCP
+  std::string socket;        // prefix of the servers' socket paths; empty: TCP
   int64_t answer_bytes = 0;  // of the echoes
-  int sides = kSides;        // the first of them
+  int sides = kSides;        // number of sides, from the first on
   std::function<Result<Sample>(int side, Connections&, double seconds)> drive;
 };
 
-// All, with so many connections each.
+// Starts all servers, with this number of connections each.
 Result<std::vector<Served>> ServeAll(const Bench& bench, const std::shared_ptr<Work>& work,
                                      const Cell& cell) {
   std::vector<Served> all;
@@ -68,7 +68,7 @@ Result<std::vector<Served>> ServeAll(const Bench& bench, const std::shared_ptr<W
   return all;
 }
 
-// `drive`, and what processor time its server took.
+// A contestant that runs `drive` and measures the processor time of its server.
 Contestant Measured(int side, Served& served,
                     std::function<Result<Sample>(Connections&, double)> drive) {
   return {kNames[side], [&served, drive = std::move(drive)](double seconds) -> Result<Sample> {
@@ -82,7 +82,7 @@ Contestant Measured(int side, Served& served,
           }};
 }
 
-// A figure of a cell: one side beside another.
+// A figure of a cell, which compares two sides.
 struct Pair {
   int side, rival;
   Question question;
@@ -132,7 +132,7 @@ void RunCell(Bench& bench, const std::shared_ptr<Work>& work, const Cell& cell) 
   }
 }
 
-// The answer's length is known once a server has answered.
+// Admits the work by a server's answer, as the echoes need its length.
 Status Admit(const Bench& bench, const std::shared_ptr<Work>& work) {
   const Result<std::unique_ptr<ServerProcess>> process = bench.StartAttend(Serves::kComputing);
   if (!process.ok()) return process.status();
@@ -151,7 +151,7 @@ void RunWire(Bench& bench) {
                             admitted);
   }
   const std::shared_ptr<const PreparedCall> computed = CallOf(work);
-  // Answers' lengths differ by some digits: this is the first one's.
+  // The length of the first answer; the lengths differ by a few digits.
   const int64_t answer_bytes = work->answer_bytes();
   const std::shared_ptr<const PreparedCall> echoed = EchoCallOf(work, answer_bytes);
   const auto call_of = [&](int side) { return side == kAttend ? computed : echoed; };

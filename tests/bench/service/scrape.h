@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A metrics endpoint as Prometheus reads it.
+// Reads a metrics endpoint, as Prometheus does.
 
 #pragma once
 
@@ -11,20 +11,20 @@
 
 namespace attend::bench {
 
-// The text that http://`address`/metrics answers with; empty if it fails.
+// The text of http://`address`/metrics; empty on failure.
 std::string Scrape(const std::string& address);
 
-// The sum of all samples of a family that have `label` (name="value") among their labels, or
-// whatever their labels if it is empty; none if there is no such sample.
+// The sum of a family's samples with the label `label` (name="value"), or of all if it is empty;
+// nullopt if there are none.
 std::optional<double> MetricSum(const std::string& exposition, const std::string& family,
                                 const std::string& label = "");
 
-// Scrapes every second on a thread of its own, until it is destroyed.
+// Scrapes every second on a thread, until destroyed.
 class Scraper {
  public:
   explicit Scraper(std::string address);
   ~Scraper();
-  // Answers that were not empty.
+  // Number of answers that were not empty.
   int64_t scrapes() const { return scrapes_; }
 
  private:

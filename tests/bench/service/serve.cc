@@ -32,8 +32,8 @@
 namespace attend::bench {
 namespace {
 
-// Tells the parent, and lives as long as it does. Ends without destructors, as a server that is
-// killed does.
+// Reports the addresses to the parent, and lives as long as the parent. Ends without destructors,
+// like a server that is killed.
 [[noreturn]] void ServeUntilInputEnds(const std::string& addresses) {
   std::printf("ready %s\n", addresses.c_str());
   std::fflush(stdout);
@@ -102,7 +102,7 @@ int ServeRawTcp() {
   ServeUntilInputEnds((*server)->address());
 }
 
-// Calls that are still on their way when this process is killed.
+// Makes calls that are unfinished when this process is killed.
 int Abandon(const std::string& address, const std::string& socket) {
   constexpr int kCalls = 8;
   constexpr int kRegionCalls = 4;
@@ -118,7 +118,7 @@ int Abandon(const std::string& address, const std::string& socket) {
   if (!memory.ok()) return Cannot(memory.status().message());
   const Result<client::AttentionCall> shared = client::ShareCall(**memory, work.call());
   if (!shared.ok()) return Cannot(shared.status().message());
-  // All over one region; that they write to one place matters to nobody.
+  // All use one region, and may overwrite each other's answers, which are never read.
   for (int i = 0; i < kRegionCalls; ++i) {
     (*client)->CallAsync(*shared, {}, [](const client::CallOutcome&) {});
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The other side of server_process.h: this program as one of the servers.
+// The counterpart of server_process.h: runs this program as a server.
 
 #pragma once
 
@@ -16,12 +16,11 @@ namespace attend::bench {
 //   echo LISTEN ANSWER_BYTES [CERT KEY]    a bare gRPC server, with TLS if it has these files
 //   inline-echo LISTEN ANSWER_BYTES        the fastest one that gRPC's callbacks allow
 //   raw-tcp                       one without gRPC
-//   abandon ADDRESS SOCKET        a client that has large calls under way and never ends them, some
-//                                 of them over a region that it made at this socket
-// Serves until its input ends; returns an exit code if it cannot.
+//   abandon ADDRESS SOCKET        a client that starts large calls and never ends them, some of
+//                                 them with a region that it created at this socket
+// Serves until the end of its input; returns an exit code if it cannot.
 int Serve(std::span<const std::string> arguments);
-// The same for a program that was started as ServeCommand says (--serve KIND ...); none: it was
-// not.
+// The same if the program was started by ServeCommand (--serve KIND ...); otherwise nullopt.
 std::optional<int> ServeIfAsked(int argc, char** argv);
 
 }  // namespace attend::bench

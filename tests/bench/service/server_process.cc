@@ -47,7 +47,7 @@ Result<std::unique_ptr<ServerProcess>> ServerProcess::Start(const std::vector<st
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   pid_t pid = 0;
-  // Not fork(): this process may be running gRPC.
+  // Not fork(), as this process may be running gRPC.
   const int error =
       posix_spawnp(&pid, arguments.front(), &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);

@@ -32,7 +32,7 @@ Result<std::vector<Script>> ShareScripts(client::SharedMemory& memory,
     const Result<client::EncodedCall> encoded = client::EncodedCall::Make(call);
     if (!encoded.ok()) return encoded.status();
     for (int i = 0; i < in_flight; ++i) {
-      // One place for answers of all lengths: what an answer left unwritten is then another's.
+      // Answers of all lengths share a place, so that bytes that were not written are another's.
       const client::SharedPlace place{*region, input_bytes + i * place_bytes};
       auto prepared = std::make_shared<PreparedCall>();
       prepared->request =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Calls whose inputs and answers lie in memory that is shared with a server.
+// Calls whose inputs and answers are in memory that is shared with a server.
 
 #pragma once
 
@@ -13,9 +13,9 @@
 
 namespace attend::bench {
 
-// One client's, in a region of its own: a script for each request that it has in flight, with the
-// ids of a stream's (stream_driver.h), each of all `works`, which are admitted. A script's answers
-// all go to one place, which no other script has: it is for one caller, with one call in flight.
+// The scripts of one client, in a new region: one for each request in flight, with a stream's ids
+// (stream_driver.h), each with all `works`, which must be admitted. A script's answers all go to
+// the same place, so that it is for one caller with one call in flight.
 Result<std::vector<Script>> ShareScripts(client::SharedMemory& memory,
                                          const std::vector<std::shared_ptr<Work>>& works,
                                          int in_flight);

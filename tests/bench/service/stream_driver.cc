@@ -21,11 +21,11 @@ using Clock = std::chrono::steady_clock;
 constexpr char kRequestIdTag = 0x0a;
 constexpr size_t kIdBytes = 4;
 
-// The slot that an answer is of; -1 if it has no id of ours.
+// The slot of an answer; -1 if its id is unknown.
 int SlotOf(const grpc::ByteBuffer& answer, int slots) {
   std::vector<grpc::Slice> slices;
   if (!answer.Dump(&slices).ok() || slices.empty()) return -1;
-  // gRPC's first slice may be as short as a byte.
+  // gRPC's first slice may have a single byte.
   std::string head;
   for (size_t n = 0; n < slices.size() && head.size() < 2 + kIdBytes; ++n) {
     head.append(reinterpret_cast<const char*>(slices[n].begin()), slices[n].size());
@@ -40,7 +40,7 @@ int SlotOf(const grpc::ByteBuffer& answer, int slots) {
   return slot < slots ? slot : -1;
 }
 
-// One stream. gRPC runs a read's and a write's end on different threads at once.
+// A stream. gRPC calls OnReadDone and OnWriteDone concurrently on different threads.
 class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   StreamClient(Stub& stub, const StreamScripts& scripts, Clock::time_point end) : end_(end) {
@@ -58,7 +58,7 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     WriteNextLocked();
   }
 
-  // Once and last.
+  // Called once, as the last method.
   Status Wait() {
     std::unique_lock lock(mutex_);
     ended_.wait(lock, [this] { return over_; });
@@ -91,7 +91,7 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     if (++slot.next == slot.script.size()) slot.next = 0;
     slot.sent = Clock::now();
     grpc::WriteOptions options;
-    if (!waiting_.empty()) options.set_buffer_hint();  // one more follows at once
+    if (!waiting_.empty()) options.set_buffer_hint();  // another message follows at once
     StartWrite(&slot.call->request, options);
   }
 
@@ -101,7 +101,7 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     if (ok) WriteNextLocked();
   }
 
-  // Null if the slot, or -1, has none.
+  // Null if the slot is -1 or has no call in flight.
   const PreparedCall* CallInFlight(int slot) {
     const std::lock_guard lock(mutex_);
     return slot < 0 ? nullptr : slots_[static_cast<size_t>(slot)].call;

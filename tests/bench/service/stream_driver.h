@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Drives AttendStream with ready-made bytes: one stream a client, a fixed number of requests in
-// flight on each.
+// Calls AttendStream with prepared messages: a stream per client, with a fixed number of requests
+// in flight on each.
 
 #pragma once
 
@@ -12,16 +12,16 @@
 
 namespace attend::bench {
 
-// The request_id of whatever a client sends as the one of its requests in flight with this number.
+// The request_id of a client's requests in this slot, one of which is in flight at a time.
 std::string StreamId(int slot);
 
-// A client's requests: a script for each that it has in flight, with their ids.
+// A client's requests: a script for each slot, with its id.
 using StreamScripts = std::vector<Script>;
-// `work`, admitted, `in_flight` times.
+// Scripts of `work`, which must be admitted, for `in_flight` slots.
 StreamScripts StreamScriptsOf(const std::shared_ptr<const Work>& work, int in_flight);
 
-// `clients` streams in turn over the connections and `scripts`, for `seconds`; then waits for what
-// is unanswered. The first failure or wrong answer is the error.
+// Runs `clients` streams for `seconds`, assigned to the connections and `scripts` in turn; then
+// waits for unanswered requests. The first failure or wrong answer is the error.
 Result<Sample> DriveStreams(Connections& connections, const std::vector<StreamScripts>& scripts,
                             int clients, double seconds);
 

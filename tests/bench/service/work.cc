@@ -15,7 +15,7 @@
 namespace attend::bench {
 namespace {
 
-// Multiply-adds of one full check: a fraction of a second, and every row of small problems.
+// Multiply-adds of a full check: a fraction of a second, enough for every row of small problems.
 constexpr double kCheckWork = 1 << 27;
 
 client::AttentionCall MakeCall(const std::shared_ptr<const test::OwnedAttention>& owned) {
@@ -34,7 +34,7 @@ client::AttentionCall MakeCall(const std::shared_ptr<const test::OwnedAttention>
   return call;
 }
 
-// The last `bytes` of the message, in order, piece by piece; false ends it.
+// Calls `piece` with the pieces of the last `bytes` bytes of the message, until it returns false.
 template <class Piece>
 bool ForTail(const grpc::ByteBuffer& message, int64_t bytes, const Piece& piece) {
   std::vector<grpc::Slice> slices;
@@ -49,7 +49,7 @@ bool ForTail(const grpc::ByteBuffer& message, int64_t bytes, const Piece& piece)
   return true;
 }
 
-// Empty unless it cannot be parsed or tells of a failure.
+// Returns an error if the answer cannot be parsed or reports a failure, otherwise "".
 std::string ParseAnswer(const grpc::ByteBuffer& answer, v1::AttendResponse* response) {
   grpc::Slice slice;
   if (!answer.DumpToSingleSlice(&slice).ok() ||
@@ -86,7 +86,7 @@ std::string Work::CheckOutput(const void* o) const {
     return same ? "" : "the tensors did not reach the device";
   }
   attention.o.data = const_cast<void*>(o);  // only read
-  attention.problem.return_lse = false;     // not asked for
+  attention.problem.return_lse = false;     // not requested
   const std::vector<RowId> rows = SampleRows(attention, test::FreshSeed(), kCheckWork);
   const RowsReport report = CheckRows(attention, rows);
   return report.ok ? "" : "wrong answer: " + report.detail;
@@ -107,7 +107,7 @@ Status Work::Admit(grpc::ByteBuffer& answer) {
   std::string o;
   std::string wrong = CheckFully(answer, &o);
   if (!wrong.empty()) return Internal(name_ + ": " + wrong);
-  if (truth_ == Truth::kMarks) o.resize(3 * kMarkBytes);  // behind them stands anything
+  if (truth_ == Truth::kMarks) o.resize(3 * kMarkBytes);  // the rest is undefined
   uint8_t prefix[wire::kRawPrefixBytesMax];
   prefix_bytes_ = wire::WriteRawPrefix(output_bytes_, prefix) - prefix;
   pattern_ = std::string(reinterpret_cast<const char*>(prefix), prefix_bytes_) + o;
@@ -130,7 +130,7 @@ bool Work::EndsAsPattern(const grpc::ByteBuffer& answer, bool bytes_too) const {
 }
 
 std::string Work::CheckAnswer(const grpc::ByteBuffer& answer, bool bytes_too) const {
-  // The pattern ends the message: raw has the highest number, and O is alone in it.
+  // The message ends with the pattern, as raw has the highest field number and holds only O.
   if (EndsAsPattern(answer, bytes_too)) return "";
   std::string o;
   return CheckFully(answer, &o);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How wide the check's bound is: faults beside masks are seen on every kernel of the host, the
-// reference passes whatever it is given, and no number is so odd that the bound is none.
+// How tight the check's bounds are: small faults beside masks are found with every CPU kernel, the
+// kernels' own answers to arbitrary bit patterns pass, and every bound is finite.
 
 #include <gtest/gtest.h>
 
@@ -38,25 +38,25 @@ INSTANTIATE_TEST_SUITE_P(DTypes, CheckBoundsTest,
                          testing::Values(DType::kFloat16, DType::kBFloat16, DType::kFloat32),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
-TEST_P(CheckBoundsTest, SmallFaultsBesideMasksAreCaughtInTheReference) {
+TEST_P(CheckBoundsTest, SmallFaultsBesideMasksFailInTheReference) {
   ExpectPlantedFaultsCaught(GetParam(), Reference);
 }
 
-TEST_P(CheckBoundsTest, SmallFaultsBesideMasksAreCaughtInCpuFlash) {
+TEST_P(CheckBoundsTest, SmallFaultsBesideMasksFailInCpuFlash) {
   ExpectPlantedFaultsCaught(GetParam(), Flash);
 }
 
-TEST_P(CheckBoundsTest, SmallFaultsInLongRowsAreCaught) {
+TEST_P(CheckBoundsTest, SmallFaultsInLongRowsFail) {
   ExpectLongRowFaultsCaught(GetParam(), Reference);
   ExpectLongRowFaultsCaught(GetParam(), Flash);
 }
 
-TEST_P(CheckBoundsTest, RowsMaskedThroughoutAreWideAndStayInTheRangeOfV) {
+TEST_P(CheckBoundsTest, FullyMaskedRowsAreWideAndStayInTheRangeOfV) {
   ExpectWideRowsStayInRange(GetParam(), Reference);
   ExpectWideRowsStayInRange(GetParam(), Flash);
 }
 
-// Attentions of any bits, answered by `run`, pass.
+// Requires that answers of `run` to inputs of arbitrary bits pass.
 void ExpectAnyBitsPass(uint64_t count, bool (*run)(OwnedAttention*)) {
   const uint64_t seed = FreshSeed();
   for (uint64_t n = seed; n < seed + count; ++n) {
@@ -75,18 +75,18 @@ void ExpectAnyBitsPass(uint64_t count, bool (*run)(OwnedAttention*)) {
   }
 }
 
-TEST(CheckBounds, TheReferencePassesOnAnyBits) {
+TEST(CheckBounds, TheReferencePassesOnArbitraryBits) {
   ExpectAnyBitsPass(static_cast<uint64_t>(3000 * TestScale()), Reference);
 }
 
-TEST(CheckBounds, CpuFlashPassesOnAnyBits) {
+TEST(CheckBounds, CpuFlashPassesOnArbitraryBits) {
   ExpectAnyBitsPass(static_cast<uint64_t>(6000 * TestScale()), Flash);
 }
 
-// The sum of many equal weights below 1 is rounded the same way with each of them, and so must not
-// be long: the check's bound does not allow for it.
-TEST(CheckBounds, CpuFlashAddsEqualWeightsUpWithinTheBound) {
-  constexpr int64_t kRows = 64;  // more than go the way of decoding
+// In a long sum of equal weights below 1, each addition rounds in the same direction. The bound
+// does not allow for that, so cpu_flash has to keep its sums short.
+TEST(CheckBounds, CpuFlashSumsEqualWeightsWithinTheBound) {
+  constexpr int64_t kRows = 64;  // too many for the decoding path
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, kRows, 64, 1, 1), FreshSeed());
   const Attention& a = owned.attention;
   for (int64_t j = 0; j < 64; ++j) {
@@ -102,7 +102,7 @@ TEST(CheckBounds, CpuFlashAddsEqualWeightsUpWithinTheBound) {
   EXPECT_LT(report.max_abs_error, 9 * 0x1p-24 / 64);
 }
 
-// Two keys in two dimensions of fp32, answered by cpu_flash.
+// Checks cpu_flash on two keys of two dimensions in fp32.
 RowsReport CheckTwoKeys(float scale, float softcap, const float (&q)[2], const float (&k)[2][2],
                         const float (&v)[2]) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 1, 2, 2, 1);
@@ -118,8 +118,8 @@ RowsReport CheckTwoKeys(float scale, float softcap, const float (&q)[2], const f
   return CheckAllRows(owned.attention);
 }
 
-// -1e40 is nothing beside 1e60, yet both are beyond fp32: the sum may be Inf of either sign.
-TEST(CheckBounds, ASmallPartOfASumMayOverflowToo) {
+// -1e40 is negligible beside 1e60, but both overflow fp32: the sum may be Inf of either sign.
+TEST(CheckBounds, ASmallTermOfASumMayOverflowToo) {
   for (const float softcap : {0.0f, 1.0f}) {
     for (const float scale : {1.0f, -1.0f, 1e-30f}) {
       for (const bool turned : {false, true}) {
@@ -133,18 +133,18 @@ TEST(CheckBounds, ASmallPartOfASumMayOverflowToo) {
   }
 }
 
-// Both scores are Inf of either sign before the cap. What the second key may become, 1 beside what
-// the first may, e^60, is all that moves O.
-TEST(CheckBounds, AKeyCountsBesideOneThatMayOutweighItByFar) {
+// Both scores are Inf of either sign before the softcap. The bound must include the second key's
+// possible weight, even if it is only 1 beside the first key's e^60.
+TEST(CheckBounds, AKeyCountsBesideOneThatMayOutweighIt) {
   const RowsReport report =
       CheckTwoKeys(1e20f, 30, {1e15f, 1e15f}, {{2e15f, -1e15f}, {1e30f, -3e30f}}, {0.5f, -0.75f});
   EXPECT_TRUE(report.ok) << report.detail;
   EXPECT_EQ(report.rows_wide, 1);
 }
 
-// A kernel whose weights stay in fp32 has fp32's bound beside O's own rounding, in any
-// dtype: one key of 65,536 that is lost, and a scale that is off by 0.1 %, are seen in flat rows.
-TEST(CheckBounds, ExactWeightsShowASmallFaultInALongRow) {
+// With weights in fp32, the bound is fp32's plus O's own rounding in any dtype: in a row of 65,536
+// keys, one lost key and a scale that is off by 0.1 % fail.
+TEST(CheckBounds, SmallFaultsInALongRowFailWithWeightsInFp32) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : kDTypes) {
     SCOPED_TRACE(std::string(DTypeName(dtype)) + " ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -170,7 +170,7 @@ TEST(CheckBounds, ExactWeightsShowASmallFaultInALongRow) {
   }
 }
 
-// The bounds of ordinary answers say something: two roundings of bf16 are 2^-7.
+// Two roundings of bf16 are 2^-7.
 TEST(CheckBounds, OrdinaryBoundsInBf16AreBelowAHundredthOfV) {
   const uint64_t seed = FreshSeed();
   for (const int64_t keys : {1, 2, 3, 5, 9, 20, 100, 1000}) {
@@ -207,9 +207,9 @@ TEST(CheckBounds, AMillionRowsAreSampledInBoundedMemory) {
   }
 }
 
-// Which rounds every sum towards zero: one product, and of each 16 others together nine tenths of
-// its last place.
-TEST(CheckBounds, AScoreMayBeWhatTensorCoresMakeOfIt) {
+// Tensor Cores round every sum towards zero. Here each block of 16 products adds 0.9 units in the
+// last place to a large first product, which rounding drops.
+TEST(CheckBounds, ScoresMayBeTruncatedAsByTensorCores) {
   for (const int64_t dim : {64, 128, 192, 256}) {
     ProblemSpec spec = MakeSpec(1, 1, 1, 1, 1, dim, 8, DType::kFloat16);
     spec.problem.scale = 1;
@@ -228,12 +228,12 @@ TEST(CheckBounds, AScoreMayBeWhatTensorCoresMakeOfIt) {
     const RowsReport report = CheckAllRows(a);
     EXPECT_TRUE(report.ok) << report.detail;
     a.lse[0] = first - static_cast<float>(dim) / 8 * 0x1p-10f;
-    EXPECT_FALSE(CheckAllRows(a).ok) << "as much again";
+    EXPECT_FALSE(CheckAllRows(a).ok) << "twice the rounding error";
   }
 }
 
-// The plain implementation adds up 40000 equal terms one by one, each rounded the same way.
-TEST(CheckBounds, ARowThatIsHardForThePlainImplementationDoesNotLoosenOthers) {
+// A plain sum of 40000 equal terms rounds each addition in the same direction.
+TEST(CheckBounds, ALongRowDoesNotLoosenTheBoundOfOthers) {
   ProblemSpec spec = MakeSpec(2, 1, 1, 1, 1, 4, 1);
   spec.problem.packed = true;
   spec.q_lengths = {1, 1};
@@ -251,8 +251,8 @@ TEST(CheckBounds, ARowThatIsHardForThePlainImplementationDoesNotLoosenOthers) {
   EXPECT_FALSE(CheckAllRows(owned.attention).ok);
 }
 
-// tanh makes a number of an Inf, and scores are far from where fp32 ends.
-TEST(CheckBounds, SoftcapOfInfinityHasABound) {
+// tanh of an infinite score is finite, so the bound stays tight.
+TEST(CheckBounds, SoftcapOfAnInfiniteScoreHasATightBound) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 3, 40, 8, 8);
   spec.problem.softcap = 20;
   OwnedAttention owned = MakeAttention(spec, FreshSeed());
@@ -282,7 +282,7 @@ TEST(CheckBounds, LseBeyondFp32IsInfinity) {
   EXPECT_FALSE(CheckAllRows(owned.attention).ok);
 }
 
-// A mean of finite values is finite, though a sum of them may not be.
+// A mean of finite values is finite, even if their sum overflows.
 TEST(CheckBounds, MeansOfTheLargestNumbersMustBeFinite) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, 2, 4, 2), FreshSeed());
   for (int64_t d = 0; d < 4; ++d) Set(owned.attention, owned.Q(0, 0, 0, d), 0);
@@ -302,9 +302,9 @@ TEST(CheckBounds, MeansOfTheLargestNumbersMustBeFinite) {
   EXPECT_FALSE(CheckAllRows(owned.attention).ok);
 }
 
-// A padding key whose products overflow in fp32 makes the row NaN or says nothing of it, if its
-// mask is beyond what rounding may make of its score.
-TEST(CheckBounds, AHiddenKeyThatOverflowsLoosensNothing) {
+// The products of a masked key overflow in fp32, but its mask exceeds any rounding of its score: it
+// must not loosen the bound.
+TEST(CheckBounds, AMaskedKeyThatOverflowsDoesNotLoosenTheBound) {
   for (const float mask : {-kMost, -kInfinity}) {
     ProblemSpec spec = MakeSpec(1, 1, 1, 1, 90, 2, 4);
     spec.problem.has_bias = true;
@@ -334,8 +334,8 @@ TEST(CheckBounds, AHiddenKeyThatOverflowsLoosensNothing) {
   }
 }
 
-// Down there every step of a kernel may cost half a step between numbers.
-TEST(CheckBounds, SubnormalAnswersMayBeAStepOffAndNoMore) {
+// Each operation of a kernel may round a subnormal number by half a step.
+TEST(CheckBounds, SubnormalAnswersMayBeOneStepOff) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, 1, 4, 1), FreshSeed());
   Set(owned.attention, owned.V(0, 0, 0, 0), 1000 * 0x1p-149f);
   CpuReference(owned.attention);
@@ -345,8 +345,8 @@ TEST(CheckBounds, SubnormalAnswersMayBeAStepOffAndNoMore) {
   }
 }
 
-// A mask of the smallest finite number on every key hides none.
-TEST(CheckBounds, LseOfARowMaskedThroughoutIsNotMinusInfinity) {
+// If every key is masked with the lowest finite number, none is hidden.
+TEST(CheckBounds, LseOfAFullyMaskedRowIsNotMinusInfinity) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 1, 30, 8, 4);
   spec.problem.has_bias = true;
   OwnedAttention owned = MakeAttention(spec, FreshSeed());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The check of gradients where little is given: of parts of the keys, of NaN, and of weights that
-// rounding moves without an effect.
+// The check of gradients in special cases: parts of the keys, NaN and Inf, dropped peaks, and
+// removed keys.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ float* Element(const TensorView& view, int64_t h, int64_t row, int64_t d) {
   return static_cast<float*>(view.data) + h * view.stride_h + row * view.stride_l + d;
 }
 
-// Keys [20, 45) of 60, with the O and LSE of all.
+// Keys [20, 45) of 60, with O and LSE of the whole.
 Attention PartOf(const Attention& whole) {
   Attention part = whole;
   part.problem.key_offset = 20;
@@ -56,7 +56,7 @@ Attention PartOf(const Attention& whole) {
   return part;
 }
 
-TEST(CheckGradientsOpen, PartsOfTheKeysAreJudgedByTheAnswerOfTheWhole) {
+TEST(CheckGradientsOpen, PartsOfTheKeysAreJudgedByTheWholesSoftmax) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   ProblemSpec spec = MakeSpec(1, 4, 2, 30, 60, 16, 8);
@@ -72,7 +72,7 @@ TEST(CheckGradientsOpen, PartsOfTheKeysAreJudgedByTheAnswerOfTheWhole) {
       EXPECT_TRUE(report.ok) << report.detail;
     }
   }
-  // The part's own softmax is another one.
+  // Gradients of the part's own softmax are wrong.
   Attention alone = part;
   alone.problem.key_offset = alone.problem.keys_after = 0;
   alone.problem.mask.right = -1;
@@ -80,8 +80,8 @@ TEST(CheckGradientsOpen, PartsOfTheKeysAreJudgedByTheAnswerOfTheWhole) {
   EXPECT_TRUE(Judge(part, g).failed());
 }
 
-// With a special value in K or V that all rows see, every row of dQ is NaN or Inf.
-TEST(CheckGradientsOpen, FiniteAnswersToNanAndInfAreWrong) {
+// If all rows see NaN or Inf in K or V, every row of dQ has to be NaN or Inf.
+TEST(CheckGradientsOpen, FiniteGradientsOfNanAndInfFail) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (const bool of_k : {true, false}) {
@@ -106,9 +106,9 @@ TEST(CheckGradientsOpen, FiniteAnswersToNanAndInfAreWrong) {
   }
 }
 
-// One key has nearly all weight, and dropout has no use for it. What rounding scores moves to other
-// keys is little, however unlike their dP is.
-TEST(CheckGradientsOpen, PeakedRowsWithDropoutAreJudged) {
+// One key has nearly all the weight and may be dropped. The rounding of scores moves little weight
+// to the other keys, however much their dP differs.
+TEST(CheckGradientsOpen, PeakedRowsWithDropoutPass) {
   const uint64_t seed = FreshSeed();
   const int rounds = static_cast<int>(60 * TestScale());
   for (int n = 0; n < rounds; ++n) {
@@ -130,8 +130,8 @@ TEST(CheckGradientsOpen, PeakedRowsWithDropoutAreJudged) {
   }
 }
 
-// A key that bits remove for every row says nothing of how far fp32 may be off, however long it is.
-TEST(CheckGradientsOpen, RemovedKeysLeaveNothingOpen) {
+// A key that a mask of bits removes for every row must not loosen the bound, however large it is.
+TEST(CheckGradientsOpen, RemovedKeysDoNotMakeTheCheckUndecided) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   ProblemSpec spec = MakeSpec(1, 2, 1, 200, 200, 32, 32);

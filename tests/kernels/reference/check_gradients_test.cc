@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The check of gradients: it passes what both kernels of the CPU compute from either's O and LSE,
-// finds planted faults, and its cost is bounded.
+// The check of gradients: those of both CPU kernels, from O and LSE of either, pass, planted faults
+// fail, and the cost is bounded.
 
 #include "kernels/reference/check_gradients.h"
 
@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 
 constexpr double kAll = 1e12;
 
-// An attention with its forward pass, and the backward pass of it.
+// A problem with its forward and backward pass.
 struct Passes {
   Passes(ProblemSpec spec, uint64_t seed, bool reference_forward = false,
          bool reference_backward = false)
@@ -48,7 +48,7 @@ struct Passes {
     reference ? CpuReference(made.attention) : CpuFlash(batch);
     return made;
   }
-  // The CPU's kernels keep weights in fp32.
+  // The CPU kernels keep weights in fp32.
   RowsReport Check(double budget = kAll, bool weights_rounded = false) const {
     return CheckGradients(owned.attention, gradients.get(), 7, budget, nullptr, weights_rounded);
   }
@@ -57,7 +57,7 @@ struct Passes {
   OwnedGradients gradients;
 };
 
-void ExpectRightOnesPass(double budget) {
+void ExpectCorrectGradientsPass(double budget) {
   const uint64_t seed = FreshSeed();
   const int rounds = static_cast<int>(160 * TestScale());
   for (int n = 0; n < rounds; ++n) {
@@ -78,12 +78,12 @@ void ExpectRightOnesPass(double budget) {
   }
 }
 
-TEST(CheckGradients, RightOnesPass) { ExpectRightOnesPass(kAll); }
+TEST(CheckGradients, CorrectGradientsPass) { ExpectCorrectGradientsPass(kAll); }
 
-// Where there are too many rows for the softmax of all, O and LSE as given have to do.
-TEST(CheckGradients, RightOnesPassByTheirOAndLse) { ExpectRightOnesPass(2e4); }
+// If the budget does not allow the softmax of all rows, the check uses O and LSE as given.
+TEST(CheckGradients, CorrectGradientsPassWithOAndLseAsGiven) { ExpectCorrectGradientsPass(2e4); }
 
-TEST(CheckGradients, ASampleIsBoundedAndPasses) {
+TEST(CheckGradients, ASampleStaysWithinTheBudget) {
   const uint64_t seed = FreshSeed();
   const Passes passes(MakeSpec(2, 4, 2, 150, 170, 32, 24, DType::kBFloat16), seed);
   const RowsReport report = passes.Check(9 * 20 * 300.0 * 300);
@@ -96,9 +96,9 @@ TEST(CheckGradients, ASampleIsBoundedAndPasses) {
   EXPECT_EQ(least.rows_checked, 3) << "one of each gradient";
 }
 
-// A wrong LSE that came with the request is no fault of the answer, also where the sample of O and
-// LSE has missed it: the rows of dQ that are checked have their softmax computed whole.
-TEST(CheckGradients, AWrongLseBeyondTheSampleIsOfTheInputs) {
+// A wrong LSE in the request is reported as a fault of the inputs, even if it is not in the sample
+// of O and LSE: for checked rows of dQ, the check computes the whole softmax.
+TEST(CheckGradients, AWrongLseOutsideTheSampleIsAFaultOfTheInputs) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   const Passes passes(MakeSpec(1, 2, 1, 40, 40, 16, 16), seed);
@@ -130,7 +130,7 @@ void Spoil(const TensorView& view, int64_t b, int64_t h, int64_t row, float valu
       value;
 }
 
-TEST(CheckGradients, FaultsAreFoundAndNamed) {
+TEST(CheckGradients, TheReportNamesTheFaultyElement) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   struct Fault {
     const char* name;
@@ -159,7 +159,7 @@ TEST(CheckGradients, FaultsAreFoundAndNamed) {
   }
 }
 
-// Some rows of a float mask that hides every key, as left padding has them.
+// A problem whose first rows have a finite mask on every key, as with left padding.
 struct MaskedRows {
   MaskedRows(float mask, DType dtype, uint64_t seed) : owned(Make(mask, dtype, seed)) {
     const Attention* batch[] = {&owned.attention};
@@ -180,8 +180,8 @@ struct MaskedRows {
   OwnedAttention owned;
 };
 
-// Makes every weight of rows [0, 3) of dV's the one that exp(score - LSE) gives where LSE is the
-// mask: 1, not 1/40.
+// Changes dV as if each weight of rows [0, 3) were 1, not 1/40: exp(score - LSE) is 1 if both are
+// the mask's value in fp32.
 void AddWhatSumsToN(const Attention& a, const Gradients& g) {
   for (int64_t h = 0; h < 2; ++h) {
     for (int64_t i = 0; i < 3; ++i) {
@@ -197,8 +197,9 @@ void AddWhatSumsToN(const Attention& a, const Gradients& g) {
   }
 }
 
-// Fp32 does not know the weights of such rows, so they are not judged, and their sum is.
-TEST(CheckGradients, RowsMaskedThroughoutAreNotJudgedButTheirSumIs) {
+// The weights of such rows are not determined in fp32, so these rows are not judged; that their
+// weights sum to 1 is.
+TEST(CheckGradients, OnlyTheSumOfFullyMaskedRowsIsJudged) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : kDTypes) {
     for (const float mask : {-1e9f, std::numeric_limits<float>::lowest()}) {
@@ -227,8 +228,8 @@ TEST(CheckGradients, RowsMaskedThroughoutAreNotJudgedButTheirSumIs) {
   }
 }
 
-// Such weights need not sum to 1, and O and LSE of another scale cannot be told from theirs.
-TEST(CheckGradients, ScoresThatOverflowAreNotJudged) {
+// Weights of overflowing scores need not sum to 1, and O and LSE of another scale may be theirs.
+TEST(CheckGradients, OverflowingScoresDoNotFail) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   for (int n = 0; n < 20; ++n) {
@@ -246,8 +247,8 @@ TEST(CheckGradients, ScoresThatOverflowAreNotJudged) {
   }
 }
 
-// A loss that leaves out such rows leaves nothing open.
-TEST(CheckGradients, MaskedRowsOfNoLossAreJudged) {
+// If dO and dLSE of the masked rows are 0, the check is decided.
+TEST(CheckGradients, FullyMaskedRowsOutsideTheLossAreJudged) {
   const uint64_t seed = FreshSeed();
   for (const double budget : {kAll, 3e4}) {
     SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -269,9 +270,8 @@ TEST(CheckGradients, MaskedRowsOfNoLossAreJudged) {
   }
 }
 
-// The truth is the softmax over whole rows: a pass that goes by an LSE which is off by 2^-9 is
-// wrong, though it does what its formulas say.
-TEST(CheckGradients, GradientsOfAWrongLseAreWrong) {
+// The truth is the softmax over whole rows: a backward pass that uses an LSE off by 2^-9 is wrong.
+TEST(CheckGradients, GradientsOfAWrongLseFail) {
   const uint64_t seed = FreshSeed();
   Passes passes(MakeSpec(1, 2, 1, 30, 50, 16, 16), seed);
   const Attention& a = passes.owned.attention;
@@ -283,8 +283,8 @@ TEST(CheckGradients, GradientsOfAWrongLseAreWrong) {
   EXPECT_FALSE(report.ok || report.undecided || report.of_inputs) << " ATTEND_TEST_SEED=" << seed;
 }
 
-// Nothing was drawn: it was seen.
-TEST(CheckGradients, RowsThatWereNotWrittenComeFirst) {
+// The row is not drawn at random: rows with NaN are checked first.
+TEST(CheckGradients, UnwrittenRowsFailInTheSmallestSample) {
   const Passes passes(MakeSpec(1, 2, 2, 300, 300, 16, 16), FreshSeed());
   Spoil(passes.gradients.get().d_k, 0, 1, 133, std::numeric_limits<float>::quiet_NaN());
   const RowsReport report = passes.Check(1);
@@ -292,15 +292,14 @@ TEST(CheckGradients, RowsThatWereNotWrittenComeFirst) {
   EXPECT_THAT(report.detail, HasSubstr("d_k of sequence 0, head 1, row 133, element 3 is nan"));
 }
 
-// A part in a thousand of one row.
-TEST(CheckGradients, SmallFaultsAreFound) {
+TEST(CheckGradients, ARowOffByAThousandthFails) {
   const Passes passes(MakeSpec(1, 1, 1, 64, 64, 32, 32), FreshSeed());
   const TensorView& d_v = passes.gradients.get().d_v;
   for (int64_t d = 0; d < 32; ++d) static_cast<float*>(d_v.data)[9 * d_v.stride_l + d] *= 1.001f;
   EXPECT_THAT(passes.Check().detail, HasSubstr("d_v of sequence 0, head 0, row 9"));
 }
 
-TEST(CheckGradients, AnotherForwardPassIsSaid) {
+TEST(CheckGradients, WrongOAndLseAreFaultsOfTheInputs) {
   for (const bool lse : {true, false}) {
     const Passes passes(MakeSpec(1, 2, 1, 40, 50, 16, 16), FreshSeed());
     const Attention& a = passes.owned.attention;
@@ -310,7 +309,7 @@ TEST(CheckGradients, AnotherForwardPassIsSaid) {
         if (!lse) Set(a, static_cast<float*>(a.o.data) + h * a.o.stride_h + i * a.o.stride_l, 3);
       }
     }
-    // What the pass makes of it is right, as far as that goes.
+    // The backward pass itself is correct.
     CpuFlashGradients(a, passes.gradients.get());
     const RowsReport report = passes.Check();
     EXPECT_FALSE(report.ok);
@@ -319,7 +318,7 @@ TEST(CheckGradients, AnotherForwardPassIsSaid) {
   }
 }
 
-TEST(CheckGradients, EndsSoonOnceStopped) {
+TEST(CheckGradients, AStopFlagEndsTheCheckEarly) {
   const Passes passes(MakeSpec(1, 1, 1, 300, 300, 16, 16), FreshSeed());
   StopFlag stop;
   stop.Set();

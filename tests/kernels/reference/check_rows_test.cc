@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The judge is judged: right answers pass, planted faults fail, samples find what was planted.
+// The check of O and LSE: correct answers pass, planted faults fail, also in samples.
 
 #include "kernels/reference/check_rows.h"
 
@@ -36,7 +36,7 @@ RowsReport CheckSample(const OwnedAttention& owned, double budget, uint64_t seed
 
 class CheckRowsTest : public testing::TestWithParam<DType> {
  protected:
-  // A right answer to a problem of several tiles.
+  // A correct answer to a problem of several tiles.
   OwnedAttention Answered() {
     OwnedAttention owned = MakeAttention(MakeSpec(2, 4, 2, 256, 160, 64, 64, GetParam()), seed_);
     Flash(owned);
@@ -51,7 +51,7 @@ class CheckRowsTest : public testing::TestWithParam<DType> {
 INSTANTIATE_TEST_SUITE_P(DTypes, CheckRowsTest, testing::ValuesIn(kDTypes),
                          [](const auto& info) { return std::string(DTypeName(info.param)); });
 
-TEST_P(CheckRowsTest, RightAnswerPasses) {
+TEST_P(CheckRowsTest, CorrectAnswersPass) {
   const OwnedAttention owned = Answered();
   const RowsReport report = CheckAllRows(owned.attention);
   EXPECT_TRUE(report.ok) << report.detail;
@@ -65,7 +65,7 @@ TEST_P(CheckRowsTest, RightAnswerPasses) {
   EXPECT_TRUE(report.detail.empty());
 }
 
-// All weights equal and V all 1: an answer may be 2 units off, in steps of 1 below 1.
+// With equal weights and V all 1, the answer may be two units in the last place off.
 TEST(CheckRowsUnits, AnswersMayBeTwoUnitsOff) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, 4, 8, 1, DType::kFloat16), 1);
   const Attention& a = owned.attention;
@@ -98,9 +98,9 @@ TEST_P(CheckRowsTest, TheRoundedReferencePassesOnHardShapes) {
   }
 }
 
-TEST_P(CheckRowsTest, OneWrongTileIsCaught) {
+TEST_P(CheckRowsTest, OneWrongTileFails) {
   OwnedAttention owned = Answered();
-  // What a race does: a tile computed with another head's output.
+  // As after a race: a tile has another head's output.
   for (int64_t i = 128; i < 192; ++i) {
     std::memcpy(owned.O(1, 2, i, 0), owned.O(1, 0, i, 0),
                 static_cast<size_t>(64 * DTypeBytes(GetParam())));
@@ -113,7 +113,7 @@ TEST_P(CheckRowsTest, OneWrongTileIsCaught) {
   EXPECT_NE(sampled.detail.find("sequence 1, head 2"), std::string::npos) << sampled.detail;
 }
 
-TEST_P(CheckRowsTest, OneLostRowIsCaughtByTheSmallestSample) {
+TEST_P(CheckRowsTest, OneUnwrittenRowFailsInTheSmallestSample) {
   OwnedAttention owned = Answered();
   for (int64_t d = 0; d < 64; ++d) Set(owned.attention, owned.O(1, 3, 201, d), kNan);
   const RowsReport report = CheckSample(owned, 1);
@@ -123,7 +123,7 @@ TEST_P(CheckRowsTest, OneLostRowIsCaughtByTheSmallestSample) {
   EXPECT_NE(report.detail.find("sequence 1, head 3, row 201"), std::string::npos) << report.detail;
 }
 
-TEST_P(CheckRowsTest, OneNanOrInfinityIsCaughtByTheSmallestSample) {
+TEST_P(CheckRowsTest, OneNanOrInfinityFailsInTheSmallestSample) {
   for (const float value : {kNan, kInfinity, -kInfinity}) {
     OwnedAttention owned = Answered();
     Set(owned.attention, owned.O(0, 1, 99, 63), value);
@@ -134,18 +134,18 @@ TEST_P(CheckRowsTest, OneNanOrInfinityIsCaughtByTheSmallestSample) {
   EXPECT_FALSE(CheckSample(owned, 1).ok);
 }
 
-TEST_P(CheckRowsTest, ValueOutsideItsColumnIsCaughtByTheSmallestSample) {
+TEST_P(CheckRowsTest, AValueOutsideTheRangeOfVFailsInTheSmallestSample) {
   OwnedAttention owned = Answered();
   Set(owned.attention, owned.O(0, 0, 17, 5), 20.0f);  // V is normal: no column reaches it
   EXPECT_FALSE(CheckSample(owned, 1).ok);
 }
 
-TEST_P(CheckRowsTest, AFewUlpsTooMuchInOneElementAreCaught) {
+TEST_P(CheckRowsTest, OneElementOffByAFewUlpsFails) {
   OwnedAttention owned = Answered();
   void* element = owned.O(0, 3, 100, 11);
   const double value = static_cast<double>(Get(owned.attention, element));
-  // 24 ulps of the value; in fp32, where the rounding of the scores counts for more than that of O,
-  // 96 of the values that the mean was formed from.
+  // 24 ulps of the value; in fp32, where the scores' rounding outweighs that of O, 96 ulps of the
+  // values in V.
   const double ulp = 2 * UnitRoundoff(GetParam());
   const double error =
       GetParam() == DType::kFloat32 ? 96 * ulp : 24 * ulp * std::max(std::abs(value), 0.05);
@@ -156,7 +156,7 @@ TEST_P(CheckRowsTest, AFewUlpsTooMuchInOneElementAreCaught) {
       << report.detail;
 }
 
-TEST_P(CheckRowsTest, WrongLseIsCaught) {
+TEST_P(CheckRowsTest, AWrongLseFails) {
   OwnedAttention owned = Answered();
   owned.attention.lse[3] += 1e-4f;
   const RowsReport report = CheckAllRows(owned.attention);
@@ -166,7 +166,7 @@ TEST_P(CheckRowsTest, WrongLseIsCaught) {
   EXPECT_GT(report.max_lse_error, report.lse_bound);
 }
 
-TEST_P(CheckRowsTest, SystematicSmallErrorsAreCaught) {
+TEST_P(CheckRowsTest, SmallSystematicErrorsFail) {
   // Every row scaled as if eight keys of 160 were lost.
   OwnedAttention owned = Answered();
   for (int64_t i = 0; i < 256; ++i) {
@@ -178,8 +178,8 @@ TEST_P(CheckRowsTest, SystematicSmallErrorsAreCaught) {
   EXPECT_FALSE(CheckAllRows(owned.attention).ok);
 }
 
-TEST_P(CheckRowsTest, BoundsFollowEachRowsOwnMagnitude) {
-  // Sequence 0 has huge values; an error that is small beside them is still one in sequence 1.
+TEST_P(CheckRowsTest, BoundsFollowTheMagnitudeOfEachRow) {
+  // An error that is small beside the huge values of sequence 0 still fails in sequence 1.
   OwnedAttention owned = MakeAttention(MakeSpec(2, 1, 1, 8, 16, 8, 8, GetParam()), seed_);
   for (int64_t j = 0; j < 16; ++j) {
     for (int64_t d = 0; d < 8; ++d) {
@@ -207,7 +207,7 @@ TEST_P(CheckRowsTest, PaddingMustBeExactlyZero) {
   EXPECT_FALSE(CheckAllRows(owned.attention).ok);
 }
 
-TEST_P(CheckRowsTest, NanInInputsIsExpectedWhereItBelongsAndNowhereElse) {
+TEST_P(CheckRowsTest, NanAndInfinityInVAreRequiredExactlyWhereTheyAreVisible) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 40, 40, 8, 8, GetParam());
   spec.problem.mask.right = 0;
   OwnedAttention owned = MakeAttention(spec, seed_);
@@ -228,7 +228,7 @@ TEST_P(CheckRowsTest, NanInInputsIsExpectedWhereItBelongsAndNowhereElse) {
   EXPECT_FALSE(CheckAllRows(owned.attention).ok);
 }
 
-TEST(CountRows, CountsWhatIsWritten) {
+TEST(CountRows, CountsTheRowsThatAreWritten) {
   ProblemSpec spec = MakeSpec(3, 4, 2, 10, 5, 8, 8);
   spec.q_lengths = {1, 0, 10};
   EXPECT_EQ(CountRows(MakeAttention(spec, 1).attention), 3 * 4 * 10);
@@ -237,7 +237,7 @@ TEST(CountRows, CountsWhatIsWritten) {
   EXPECT_EQ(CountRows(MakeAttention(spec, 1).attention), 11 * 4);
 }
 
-TEST(PoisonOutput, MakesEveryRowFailUntilWritten) {
+TEST(PoisonOutput, PoisonedRowsFail) {
   const uint64_t seed = FreshSeed();
   OwnedAttention owned = MakeAttention(RandomSpec(seed), seed);
   Flash(owned);
@@ -266,7 +266,7 @@ TEST(SampleRows, TakesAllRowsWhenTheBudgetAllows) {
   EXPECT_EQ(AsSet(rows).size(), 44u);
 }
 
-TEST(SampleRows, StaysWithinTheBudgetAndInsideTheProblem) {
+TEST(SampleRows, StaysWithinTheBudgetAndTheProblem) {
   ProblemSpec spec = MakeSpec(4, 2, 1, 500, 64, 16, 16);
   spec.q_lengths = {500, 0, 3, 200};
   spec.kv_lengths = {64, 64, 64, 64};
@@ -278,7 +278,7 @@ TEST(SampleRows, StaysWithinTheBudgetAndInsideTheProblem) {
         owned.attention, 3, static_cast<double>(want) * CheckWork(owned.attention.problem));
     EXPECT_LE(static_cast<int64_t>(rows.size()), want);
     EXPECT_GE(static_cast<int64_t>(rows.size()), std::min<int64_t>(want, 1 + want / 2));
-    EXPECT_EQ(AsSet(rows).size(), rows.size());  // no row twice
+    EXPECT_EQ(AsSet(rows).size(), rows.size());  // no duplicates
     for (const RowId& row : rows) {
       EXPECT_LT(row.i, SequenceOf(owned.attention, row.b).q_rows);
       EXPECT_LT(row.h, 2);
@@ -286,7 +286,7 @@ TEST(SampleRows, StaysWithinTheBudgetAndInsideTheProblem) {
   }
 }
 
-TEST(SampleRows, IsDeterminedByItsSeed) {
+TEST(SampleRows, IsDeterminedByTheSeed) {
   OwnedAttention owned = MakeAttention(MakeSpec(2, 2, 2, 300, 64, 16, 16), 1);
   Flash(owned);
   const double budget = 20 * CheckWork(owned.attention.problem);
@@ -296,7 +296,7 @@ TEST(SampleRows, IsDeterminedByItsSeed) {
             AsSet(SampleRows(owned.attention, 6, budget)));
 }
 
-TEST(SampleRows, VisitsEveryTileAndTheEndsOfASequence) {
+TEST(SampleRows, CoversTilesAndTheEndsOfSequences) {
   OwnedAttention owned = MakeAttention(MakeSpec(2, 3, 1, 256, 64, 16, 16), 1);
   Flash(owned);
   const std::vector<RowId> rows =
@@ -310,11 +310,11 @@ TEST(SampleRows, VisitsEveryTileAndTheEndsOfASequence) {
   }
   EXPECT_TRUE(first);
   EXPECT_TRUE(last);
-  EXPECT_GE(tiles.size(), 22u);  // all but what the two extra rows displaced
+  EXPECT_GE(tiles.size(), 22u);  // the first and the last row may displace two tiles
 }
 
-// Millions of rows at next to no cost each: a sample has a bound of its own.
-TEST(SampleRows, CheapRowsAreNotAllTaken) {
+// The number of rows is bounded too, for problems with millions of cheap rows.
+TEST(SampleRows, TheNumberOfCheapRowsIsBounded) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 3 * kSampledRowsMax, 0, 1, 1);
   const OwnedAttention owned = MakeAttention(spec, 1);
   CpuReference(owned.attention);
@@ -322,7 +322,7 @@ TEST(SampleRows, CheapRowsAreNotAllTaken) {
   EXPECT_GE(static_cast<int64_t>(rows.size()), kSampledRowsMax - 2);
   EXPECT_LE(static_cast<int64_t>(rows.size()), kSampledRowsMax);
   EXPECT_EQ(AsSet(rows).size(), rows.size());
-  // What a row costs beside its multiply-adds is paid for too.
+  // The cost of a row includes more than its multiply-adds.
   const Problem& p = owned.attention.problem;
   const double budget = 1e6;
   EXPECT_LE(static_cast<double>(SampleRows(owned.attention, 1, budget).size()),
@@ -338,8 +338,8 @@ TEST(SampleRows, CheapRowsAreNotAllTaken) {
   EXPECT_GT(CheckWork(spec.problem), capped + 1000 * 10);
 }
 
-// Every other row is above V's largest value: no reason to look at it first.
-TEST(SampleRows, DropoutMakesNoRowSuspicious) {
+// With dropout, half of the rows exceed V's largest value, which is no reason to check them first.
+TEST(SampleRows, RowsAboveVAreNotSuspiciousWithDropout) {
   ProblemSpec spec = MakeSpec(1, 2, 1, 300, 40, 8, 1);
   spec.problem.dropout = 32768;
   OwnedAttention owned = MakeAttention(spec, 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reference's gradients against finite differences of its own forward pass in double precision,
-// and every edge that the contract names.
+// The reference's gradients compared with finite differences of its forward pass in double
+// precision, and every edge case of the contract.
 
 #include "kernels/reference/reference_gradients.h"
 
@@ -25,11 +25,12 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Elements are multiples of this, and the steps of differences too: sums of both are exact in fp32.
+// Elements and the steps of differences are multiples of this, so that their sums are exact in
+// fp32.
 constexpr double kGrid = 0x1p-12;
 constexpr double kStep = 0x1p-6;
 
-// sum dO . O + dLSE . LSE over all rows that have keys.
+// The sum of dO . O + dLSE . LSE over all rows; rows without keys have no dLSE.
 double Loss(const Attention& a, const Gradients& g) {
   const Problem& p = a.problem;
   double loss = 0;
@@ -54,7 +55,7 @@ double Loss(const Attention& a, const Gradients& g) {
   return loss;
 }
 
-// The loss's derivative by one input, and how far off that may be.
+// The derivative of the loss by one input, and its error bound.
 struct Difference {
   double value = 0;
   double error = 0;
@@ -72,8 +73,8 @@ Difference Differentiate(const Attention& a, const Gradients& g, float* x) {
   };
   const double coarse = central(kStep);
   const double fine = central(kStep / 2);
-  // Richardson: what is left is of the fourth order; the second order's term is a safe bound on it
-  // where the step is small beside the function's own scale.
+  // Richardson extrapolation leaves an error of fourth order. The second-order term bounds it if
+  // the step is small beside the scale of the function.
   const double value = fine + (fine - coarse) / 3;
   return {value, std::abs(fine - coarse) / 8 + 1e-10 * (1 + std::abs(value)) + 1e-11 / kStep};
 }
@@ -159,15 +160,15 @@ class ReferenceGradientsTest : public ::testing::Test {
   OwnedAttention owned_;
   std::optional<OwnedGradients> gradients_;
   int64_t compared_ = 0;
-  int64_t counting_ = 0;  // of them, gradients that are not next to nothing
+  int64_t counting_ = 0;  // gradients among them that are not close to 0
 };
 
-// Element d of row i, in the sequence's own rows.
+// Element d of a row.
 float At(const TensorView& t, int64_t b, int64_t h, int64_t row, int64_t d) {
   return static_cast<const float*>(t.data)[b * t.stride_b + h * t.stride_h + row * t.stride_l + d];
 }
 
-TEST_F(ReferenceGradientsTest, AreTheFiniteDifferencesOfTheForward) {
+TEST_F(ReferenceGradientsTest, EqualFiniteDifferencesOfTheForwardPass) {
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(300 * std::max(0.1, TestScale())); ++n) {
     const ProblemSpec spec = SmoothSpec(seed + n);
@@ -227,8 +228,8 @@ TEST_F(ReferenceGradientsTest, PaddingAndRowsWithoutKeysGetZeros) {
   }
 }
 
-// P is 1 whatever the score: nothing moves with Q and K but LSE.
-TEST_F(ReferenceGradientsTest, OneKeyTakesAllOfDO) {
+// With one key its weight is 1 for any score, so only LSE depends on Q and K.
+TEST_F(ReferenceGradientsTest, WithOneKeyDVIsDO) {
   ASSERT_NO_FATAL_FAILURE(Make(MakeSpec(1, 1, 1, 1, 1, 4, 4), 1));
   Gradients& g = gradients_->get();
   g.d_lse = nullptr;
@@ -240,8 +241,8 @@ TEST_F(ReferenceGradientsTest, OneKeyTakesAllOfDO) {
   }
 }
 
-// A part's gradients, given the whole's O and LSE, are the whole's.
-TEST_F(ReferenceGradientsTest, PartsOfTheKeysMakeTheWhole) {
+// With O and LSE of the whole, dK and dV of a part equal the whole's, and the parts' dQ add up.
+TEST_F(ReferenceGradientsTest, PartsOfTheKeysAddUpToTheWhole) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   constexpr int64_t kRows = 7, kKeys = 12, kFirst = 5, kDim = 8;
@@ -288,7 +289,7 @@ TEST_F(ReferenceGradientsTest, PartsOfTheKeysMakeTheWhole) {
   }
 }
 
-TEST_F(ReferenceGradientsTest, HiddenKeysNeverEnter) {
+TEST_F(ReferenceGradientsTest, HiddenKeysAreNotRead) {
   ProblemSpec spec = MakeSpec(1, 1, 1, 3, 4, 8, 8);
   spec.problem.mask = {Alignment::kTopLeft, -1, 0};  // no row sees key 3
   ASSERT_NO_FATAL_FAILURE(Make(spec, 1));
@@ -322,9 +323,8 @@ TEST_F(ReferenceGradientsTest, KeysThatBiasRemovesAreNotRead) {
   }
 }
 
-// With dO one row's unit vectors and no dLSE, dV is the weights: what the forward dropped is 0, and
-// the rest as much larger as it is there.
-TEST_F(ReferenceGradientsTest, DropsWhatTheForwardDrops) {
+// If V and dO are the identity, O and dV are the weights with the dropout applied.
+TEST_F(ReferenceGradientsTest, DropoutIsTheSameAsInTheForwardPass) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   constexpr int64_t kKeys = 50;
@@ -353,7 +353,7 @@ TEST_F(ReferenceGradientsTest, DropsWhatTheForwardDrops) {
   EXPECT_GT(dropped, kKeys * kKeys / 3);
 }
 
-TEST_F(ReferenceGradientsTest, RefusesWhatHasNoGradient) {
+TEST_F(ReferenceGradientsTest, GradientsThatDoNotExistAreRefused) {
   ASSERT_NO_FATAL_FAILURE(Make(MakeSpec(1, 1, 1, 2, 2, 4, 4), 1));
   Attention a = owned_.attention;
   Gradients g = gradients_->get();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reference against the formula written out once more, in long double and without its loops'
-// structure; and every edge that the contract names.
+// The reference compared with an independent implementation of the formula in long double, and
+// every edge case of the contract.
 
 #include "kernels/reference/cpu_reference.h"
 
@@ -22,7 +22,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Query i's true length and key count, straight from the length arrays.
+// The numbers of queries and keys of a sequence, from the length arrays.
 struct Lengths {
   int64_t q = 0, k = 0;
 };
@@ -33,7 +33,7 @@ Lengths LengthsOf(const ProblemSpec& spec, int64_t b) {
           spec.kv_lengths.empty() ? spec.problem.len_k : spec.kv_lengths[n]};
 }
 
-// score of problem.h, or -inf where the mask hides the key.
+// The score as defined in problem.h, or -inf if the mask hides the key.
 long double NaiveScore(OwnedAttention& owned, const Lengths& len, int64_t b, int64_t h, int64_t i,
                        int64_t j) {
   const Attention& a = owned.attention;
@@ -117,7 +117,7 @@ TEST(Reference, MatchesTheFormulaOverRandomProblems) {
           if (std::isinf(naive_lse)) {
             ASSERT_EQ(lse, static_cast<double>(naive_lse));
           } else {
-            // Doubles: scores to 1e4 carried through exp lose 1e4 * 2^-53 * a few.
+            // In double precision, exp of scores up to 1e4 is off by a few 1e4 * 2^-53.
             ASSERT_NEAR(lse, static_cast<double>(naive_lse), 1e-10);
           }
           for (int64_t d = 0; d < p.dim_v; ++d) {
@@ -132,7 +132,7 @@ TEST(Reference, MatchesTheFormulaOverRandomProblems) {
   }
 }
 
-TEST(Reference, WholeProblemIsItsRowsRoundedOnce) {
+TEST(Reference, OIsEachRowRoundedOnce) {
   const uint64_t seed = FreshSeed();
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32}) {
     OwnedAttention owned = MakeAttention(MakeSpec(2, 4, 2, 9, 17, 16, 24, dtype), seed);
@@ -144,7 +144,7 @@ TEST(Reference, WholeProblemIsItsRowsRoundedOnce) {
       ReferenceRow(owned.attention, 1, 3, i, o.data(), &lse);
       for (int64_t d = 0; d < 24; ++d) {
         const double stored = static_cast<double>(Get(owned.attention, owned.O(1, 3, i, d)));
-        // Nearest: at most half a step, which is u relative to the value, or half a subnormal step.
+        // Rounded to nearest: off by at most u relative to the value, or half a subnormal step.
         const double subnormal = dtype == DType::kFloat16 ? 0x1p-25 : 0;
         EXPECT_LE(std::abs(stored - o[static_cast<size_t>(d)]),
                   std::max(subnormal, UnitRoundoff(dtype) * std::abs(o[static_cast<size_t>(d)])))
@@ -154,7 +154,7 @@ TEST(Reference, WholeProblemIsItsRowsRoundedOnce) {
   }
 }
 
-TEST(Reference, RowsThatSeeNothingAreZeroAndMinusInfinity) {
+TEST(Reference, RowsWithoutKeysAreZeroWithLseMinusInfinity) {
   ProblemSpec spec = MakeSpec(1, 2, 1, 5, 3, 8, 8);
   spec.problem.mask.right = 0;  // bottom-right with Lk < Lq: rows 0 and 1 see nothing
   OwnedAttention owned = MakeAttention(spec, FreshSeed());
@@ -172,7 +172,7 @@ TEST(Reference, RowsThatSeeNothingAreZeroAndMinusInfinity) {
   EXPECT_EQ(o[7], 0);
 }
 
-TEST(Reference, SinkAloneMakesLseItsLogitAndLeavesZero) {
+TEST(Reference, RowsWithOnlyASinkAreZeroWithItsLogitAsLse) {
   ProblemSpec spec = MakeSpec(1, 2, 1, 1, 4, 8, 8);
   spec.problem.has_sinks = spec.problem.has_bias = true;
   spec.bias_masked_share = 1;
@@ -213,7 +213,7 @@ TEST(Reference, NanReachesOnlyRowsThatSeeIt) {
   }
 }
 
-// What is dropped adds nothing to O, be its value NaN; its score is in LSE as without dropout.
+// A dropped weight adds nothing to O, even if the value is NaN; LSE is as without dropout.
 TEST(Reference, DroppedWeightsAddNothing) {
   ProblemSpec spec = MakeSpec(1, 2, 1, 9, 40, 4, 4);
   spec.problem.dropout = 32768;
@@ -239,7 +239,7 @@ TEST(Reference, DroppedWeightsAddNothing) {
   EXPECT_LT(kept, 18);
 }
 
-TEST(Reference, InfinityInValuesIsIeee) {
+TEST(Reference, InfinityInVFollowsIeee) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 1, 1, 1, 3, 4, 4), FreshSeed());
   Set(owned.attention, owned.V(0, 0, 1, 0), std::numeric_limits<float>::infinity());
   Set(owned.attention, owned.V(0, 0, 1, 1), std::numeric_limits<float>::infinity());
@@ -268,7 +268,7 @@ TEST(Reference, DoesNotRoundTwice) {
   Set(tie.attention, tie.Q(0, 0, 0, 0), 0);
   Set(tie.attention, tie.V(0, 0, 0, 0), 1);
   Set(tie.attention, tie.V(0, 0, 1, 0), 1 + 0x1p-7f);  // bfloat16's next value
-  // Weight of the second key a little above one half: above the middle by 2^-8 * 2^-28 or so.
+  // The second key's weight is slightly above one half: O is above the tie by about 2^-8 * 2^-28.
   bias[0] = 0;
   bias[1] = 0x1p-26f;
   CpuReference(tie.attention);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The smallest faults that the check detects in answers of the CPU's kernels.
+// The smallest faults that the check detects in answers of the CPU kernels.
 
 #include "tests/kernels/support/smallest_faults.h"
 

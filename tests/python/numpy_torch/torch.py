@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests/bench/python_server.py uses of torch, over NumPy: stands in for it in a process whose
-PYTHONPATH begins with this folder."""
+"""The parts of torch that tests/bench/python_server.py uses, on NumPy. Imported as torch in a
+process whose PYTHONPATH begins with this folder."""
 
 import contextlib
 import types
@@ -8,7 +8,7 @@ import types
 import numpy as np
 
 float16, float32, uint8 = np.float16, np.float32, np.uint8
-bfloat16 = "bfloat16"  # NumPy has none
+bfloat16 = "bfloat16"  # NumPy has no such dtype
 inference_mode = contextlib.nullcontext
 device = str
 cuda = types.SimpleNamespace(is_available=lambda: False)
@@ -40,7 +40,7 @@ class Tensor:
 
 
 def frombuffer(buffer, dtype):
-    assert isinstance(buffer, bytearray)  # of others torch warns
+    assert isinstance(buffer, bytearray)  # torch warns if the buffer is read-only
     return Tensor(np.frombuffer(buffer, dtype))
 
 

@@ -195,7 +195,7 @@ TEST_F(TenantLimitsTest, RefusedBytesBecomeABoundedDebt) {
   EXPECT_EQ(limits_->use(0, Limit::kBytes).used, 1000 + 500) << "that is paid";
 }
 
-// Whatever is sent in debt, the tenant is served at the time named by its first refusal.
+// Refused requests do not delay the time that the tenant's first refusal names.
 TEST_F(TenantLimitsTest, RequestsSentInDebtDoNotDeepenIt) {
   constexpr int64_t kMegabyte = 1'000'000;
   bounds_[0].bytes = {kMegabyte, kMegabyte};

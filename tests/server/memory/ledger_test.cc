@@ -62,7 +62,7 @@ TEST(LedgerTest, TheOnlyTenantWithAWeightMayHoldEverything) {
   EXPECT_EQ(ledger.most(0), 7);
 }
 
-// Whatever tenants do, each can take its own part at any time, and the total is never exceeded.
+// Each tenant can take its own part at any time, and the total is never exceeded.
 TEST(LedgerTest, ATenantsOwnPartIsAlwaysAvailable) {
   std::mt19937_64 random(test::FreshSeed());
   const auto range = [&](int64_t high) {

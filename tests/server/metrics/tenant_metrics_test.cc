@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What counts as a request of a tenant, and which requests were refused by the tenant's own limit:
-// alerts on errors subtract those, so they must be counted as requests too.
+// Requests by tenant, and requests refused by the tenant's own limit: alerts on errors subtract the
+// latter, so they must be counted as requests too.
 
 #include "server/metrics/tenant_metrics.h"
 

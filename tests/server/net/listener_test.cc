@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is accepted, which silent connections make room, and how system errors are handled.
+// Accepting connections, closing silent ones to make room, and system errors.
 
 #include "server/net/listener.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What happens to pages that a client still maps when its regions end.
+// Pages of ended regions that a client still maps.
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

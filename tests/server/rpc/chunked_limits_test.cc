@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What one AttendChunked request may take away from others, and how the server refuses it.
+// Limits on the resources of an AttendChunked request, and their refusals.
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>

@@ -119,8 +119,7 @@ TEST(ChunkedTest, DataAfterTheLastByteIsIgnored) {
   WaitUntilEmpty(server);
 }
 
-// What a faulty client does after its header was admitted, and the expected error. q has 1024
-// bytes.
+// An error of a client after its header was admitted, and the expected status. q has 1024 bytes.
 struct BadUpload {
   const char* name;
   std::function<void(ChunkedStreamClient&)> act;

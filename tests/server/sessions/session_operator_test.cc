@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an operator can do to any tenant's sessions, while requests use them.
+// An operator lists, frees and evicts sessions of any tenant, while requests use them.
 
 #include <gtest/gtest.h>
 

@@ -20,7 +20,8 @@
 
 namespace attend::test {
 
-// What all schedules together have covered: a check whose case never occurs proves nothing.
+// Counts of the cases that all schedules together have covered, as a check of a case that never
+// occurs proves nothing.
 struct SimulationCoverage {
   int64_t accepted = 0;
   int64_t refused_full = 0;
@@ -67,7 +68,7 @@ class Simulation {
     // Cost that each tenant had started at this priority when the request arrived.
     std::vector<double> started_before;
   };
-  // What happened at one priority.
+  // Statistics of one priority.
   struct Level {
     std::vector<double> started;   // cost, by tenant
     std::vector<double> cost_max;  // of a started request, by tenant

@@ -42,7 +42,7 @@ class TableHistory {
   // Ends all requests, reads all remaining sessions and frees them.
   void End();
 
-  // What has happened, and how often.
+  // Number of events by name.
   using Counts = std::map<std::string, int64_t>;
   Counts counts() const;
 

@@ -14,7 +14,7 @@
 namespace attend::test {
 namespace {
 
-// Of the n-th sequence: the token's rows of K and V, head by head.
+// Visits the token's rows of K and V in the n-th sequence, head by head.
 template <class Visit>
 void ForEachRow(const CacheHold& hold, size_t n, int64_t token, Visit visit) {
   const LayerShape& shape = hold.shape();

@@ -29,7 +29,7 @@ class TestServer {
                       std::shared_ptr<const Clock> clock = std::make_shared<SteadyClock>());
   ~TestServer();  // opens the devices' gates first
 
-  // Of the i-th device, if CUDA IPC is enabled.
+  // The UUID of the i-th device, if CUDA IPC is enabled.
   static std::string DeviceUuid(int i);
 
   Server& server() { return *server_; }
