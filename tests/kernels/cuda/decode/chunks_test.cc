@@ -261,6 +261,50 @@ TEST_P(CudaDecodeChunks, SharesDoNotChangeBits) {
   }
 }
 
+// With producers of their own and without, the same warps multiply the same tiles in the same
+// order.
+TEST_P(CudaDecodeChunks, ProducersDoNotChangeBits) {
+  if (kernel_ != KernelId::kCudaDecodeSm90) GTEST_SKIP() << "it has none";
+  const uint64_t seed = FreshSeed();
+  std::mt19937_64 random(seed);
+  for (const int64_t dim : {64, 96, 128}) {
+    for (const int64_t rows : {9, 16, 17, 33, 64, 100}) {
+      for (int n = 0; n < 4; ++n) {
+        ProblemSpec spec = ChunkSpec(&random, rows, 8, dim);
+        if (n % 2 == 1) spec = InPages(spec, Pick(&random, {16, 64}));
+        OwnedAttention owned = MakeAttention(spec, seed);
+        const Problem& p = owned.attention.problem;
+        if (p.len_q * p.group() <= 64) continue;
+        ASSERT_EQ(Configs(p, kernel_).size(), 2u);
+        ASSERT_TRUE(RunOnDevice(&owned, kernel_, 0).ok());
+        const std::vector<std::byte> expected = owned.OutputBytes();
+        ASSERT_TRUE(RunOnDevice(&owned, kernel_, 1).ok());
+        EXPECT_EQ(owned.OutputBytes(), expected) << Label(spec, kernel_, 1, seed);
+      }
+    }
+  }
+}
+
+// Splits whose values are not finite end the producers' stream early, again and again.
+TEST_P(CudaDecodeChunks, EverySplitMayNeedCare) {
+  const uint64_t seed = FreshSeed();
+  for (const int64_t dim : {64, 128, 256}) {
+    for (const int64_t stride : {100, 3000}) {
+      OwnedAttention owned =
+          MakeAttention(MakeSpec(1, 8, 1, 40, 9000, dim, dim, DType::kBFloat16), seed);
+      const Attention& a = owned.attention;
+      for (int64_t key = 50; key < 9000; key += stride) Set(a, owned.V(0, 0, key, 3), INFINITY);
+      ASSERT_TRUE(RunOnDevice(&owned, kernel_).ok());
+      for (int64_t h = 0; h < 8; ++h) {
+        for (int64_t i = 0; i < 40; ++i) {
+          ASSERT_TRUE(std::isinf(Get(a, owned.O(0, h, i, 3)))) << h << " " << i << " D" << dim;
+          ASSERT_TRUE(std::isfinite(Get(a, owned.O(0, h, i, 2)))) << h << " " << i << " D" << dim;
+        }
+      }
+    }
+  }
+}
+
 // Chunks and single tiles of any problems in one list.
 TEST_P(CudaDecodeChunks, NeighboursDoNotChangeBits) {
   const uint64_t seed = FreshSeed();
