@@ -43,15 +43,16 @@ struct KernelModel {
   bool hidden_pairs = false;  // computes masked pairs too
 };
 
-// Both decoding kernels: memory traffic of K and V dominates.
+// Both decoding kernels: memory traffic of K and V dominates up to some 64 rows of a tile, which
+// has rows of all heads of a group; with more, products do.
 constexpr KernelModel kCudaDecode = {.slower = 1,
                                      .slower_half = 1,
-                                     .pair = 40,
+                                     .pair = 100,
                                      .softcap = 40,
                                      .alibi = 20,
                                      .key_dim = 200,
                                      .tile = 1e6,
-                                     .tile_rows = 64,
+                                     .tile_rows = 128,
                                      .vector_rows = 16,
                                      .edge_keys = 64,
                                      .shares_heads = true};

@@ -143,10 +143,10 @@ constexpr float kSm90BackwardSoftcapMax = 256.0f;
 
 bool Has16Bits(const Problem& p) { return DTypeBytes(p.dtype) == 2; }
 
-// Limits of decoding, in query rows of all query heads of one KV head. Beyond kDecodeRowsMost, and
-// beyond kDecodeRowsFew where few heads share a KV head, the flash kernels are faster. With too few
-// keys there is not enough work to split over a device.
-constexpr int64_t kDecodeRowsMost = 128;
+// Limits of decoding, in query rows of all query heads of one KV head. Beyond kDecodeRowsFew the
+// flash kernels are faster where few heads share a KV head. With too few keys there is not enough
+// work to split over a device.
+constexpr int64_t kDecodeLengthMost = 512;  // query rows of one head
 constexpr int64_t kDecodeRowsFew = 64;
 constexpr int64_t kDecodeRowsFewest = 8;
 constexpr int64_t kWgmmaRowsMin = 17;  // with fewer rows mma is as fast
@@ -154,16 +154,33 @@ constexpr int64_t kDecodeKeysMin = 512;
 constexpr int64_t kFewestRowsKeysMin = 64;
 constexpr int64_t kManyRowsGroupMin = 4;
 constexpr int64_t kManyRowsKeysMin = 2048;
+// Rows that decoding multiplies together, a chunk, and those of a flash kernel's tile, all of one
+// head. A chunk takes up to twice a tile's time per key.
+constexpr int64_t kChunkRows = 128;
+constexpr int64_t kFlashRows = 128;
+constexpr int64_t kChunkTiles = 2;
+// Elsewhere a block's shared memory may not have room for a chunk of longer rows.
+constexpr int64_t kChunkDimMax = 128;
 
-bool IsDecode(const Problem& p) {
-  if (p.heads_kv == 0 || p.len_q == 0 || p.len_q > kDecodeRowsMost / p.group()) return false;
+int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Whether chunks take no longer than tiles that fill the device. With fewer sequences tiles leave
+// multiprocessors idle and take longer, but how many there are must not change a sequence's bits.
+bool ChunksPay(const Problem& p, const DeviceInfo& device) {
+  const int64_t chunks = DivideUp(p.len_q * p.group(), kChunkRows);
+  if (chunks > 1 && !IsHopper(device) && std::max(p.dim, p.dim_v) > kChunkDimMax) return false;
+  return kChunkTiles * chunks <= p.group() * DivideUp(p.len_q, kFlashRows) &&
+         (p.page_rows > 0 || p.len_k >= kManyRowsKeysMin * chunks);
+}
+
+bool IsDecode(const Problem& p, const DeviceInfo& device) {
+  if (p.heads_kv == 0 || p.len_q == 0 || p.len_q > kDecodeLengthMost) return false;
   const int64_t rows = p.len_q * p.group();
+  if (rows > kDecodeRowsFew) return p.group() >= kManyRowsGroupMin && ChunksPay(p, device);
   // In pages, a request's sequences are sessions: one's length must not change the kernel, and so
   // the bits, of another.
-  if (p.page_rows > 0) return rows <= kDecodeRowsFew || p.group() >= kManyRowsGroupMin;
-  if (rows <= kDecodeRowsFewest) return p.len_k >= kFewestRowsKeysMin;
-  if (rows <= kDecodeRowsFew) return p.len_k >= kDecodeKeysMin;
-  return p.len_k >= kManyRowsKeysMin && p.group() >= kManyRowsGroupMin;
+  if (p.page_rows > 0) return true;
+  return p.len_k >= (rows <= kDecodeRowsFewest ? kFewestRowsKeysMin : kDecodeKeysMin);
 }
 
 std::string_view BestDecode(const Problem& p, const DeviceInfo& device) {
@@ -280,9 +297,7 @@ Reason WhyNotDecode(const Problem& p, const DeviceInfo& device, const MemoryTrai
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
     return {"decoding kernels need D and Dv that are multiples of 8", Fallback::kHeadDim};
   }
-  if (p.heads_kv > 0 && p.len_q > kDecodeRowsMost / p.group()) {
-    return {"decoding kernels take at most 128 query rows of all heads of a KV head"};
-  }
+  if (p.len_q > kDecodeLengthMost) return {"decoding kernels take at most 512 query rows"};
   // 16-byte copies (cp.async) have the same alignment rules as TMA.
   if (!WhyNotRead(device, memory).empty())
     return {"decoding kernels need rows on 16-byte boundaries", Fallback::kAlignment};
@@ -298,7 +313,7 @@ Reason WhyNotDecodeSm90(const Problem& p, const DeviceInfo& device, const Memory
 Result<Selection> SelectCuda(const Problem& problem, const DeviceInfo& device,
                              const MemoryTraits& memory) {
   Fallback fallback = Fallback::kNone;
-  if (IsDecode(problem)) {
+  if (IsDecode(problem, device)) {
     const Reason not_decode = WhyNotDecode(problem, device, memory);
     fallback = not_decode.fallback;
     if (not_decode.empty()) {

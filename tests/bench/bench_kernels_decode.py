@@ -38,7 +38,10 @@ CELLS = [
     Cell("B1 2k", (2048,)), Cell("B1 8k", (8192,)), Cell("B1 128k", (131072,)),
     Cell("B8 32k", (32768,) * 8), Cell("B32 8k", (8192,) * 32),
     Cell("B8 32k, 2 rows", (32768,) * 8, rows=2), Cell("B8 32k, 4 rows", (32768,) * 8, rows=4),
-    Cell("B8 32k, 8 rows", (32768,) * 8, rows=8), Cell("B8 32k, 16 rows", (32768,) * 8, rows=16),
+    Cell("B8 32k, 8 rows", (32768,) * 8, rows=8),
+    *(Cell(f"{name}, {rows} rows", lengths, rows=rows)
+      for name, lengths in (("B8 32k", (32768,) * 8), ("B1 128k", (131072,)))
+      for rows in (16, 24, 32, 64, 128, 512)),
     Cell("B33, one 100x", (131072,) + (1312,) * 32), Cell("B33 even", (5248,) * 33),
     Cell("B32 32k D256", (32768,) * 32, heads_q=32, heads_kv=2, dim=256),
 ]

@@ -34,7 +34,7 @@ struct Direct {
   static constexpr int kRows = kConfig.rows;
   static constexpr int kKeyWarps = kConfig.warps;
   static constexpr int kBlocks = kConfig.blocks;
-  static constexpr int kThreads = 32 * kKeyWarps;
+  static constexpr int kThreads = 32 * kKeyWarps, kBlockThreads = kThreads, kPlaces = 0;
   static constexpr int kWarpKeys = 16;
   static constexpr int kKeys = kWarpKeys * kKeyWarps;
 

@@ -12,6 +12,7 @@
 
 #include "kernels/cuda/decode/between_splits.cuh"
 #include "kernels/cuda/decode/direct_stream.cuh"
+#include "kernels/cuda/decode/ring.cuh"
 #include "kernels/cuda/decode/softmax.cuh"
 
 namespace attend::cuda::decode {
@@ -102,16 +103,16 @@ __device__ __forceinline__ void CarefulSplit(const DecodeParams& params, BlockSh
     CommitCopies();
     WaitCopyGroups<0>();
     ShowToProducts<T>();
-    __syncthreads();
+    Sync<T>();
     CarefulStep<T, Element>(segment, place, shared, StageAt<T>(0), key, state);
-    __syncthreads();
+    Sync<T>();
   }
   Open(params, block, split, group);
   const Partial partial = PartialAt(params, group.run.first + split % kFanIn);
   (void)StoreSplit<T, Element>(segment, place, false, kSmallUnit<Element>, shared + StageAt<T>(0),
                                partial, block.exchange, state);
   AfterSplit<T, Element>(params, block, group, split);
-  __syncthreads();  // the exchange has been read
+  Sync<T>();  // the exchange has been read
 }
 
 template <class T, class Element>
@@ -121,16 +122,27 @@ __device__ __forceinline__ void ComputeSegment(const DecodeParams& params, Block
   Place<T> place;
   SetPlace<T>(segment, SharedAddress(shared), place);
   LoadQuery<T>(segment, place.shared);  // arrives with the first tile
+  if constexpr (T::kPlaces > 0) {
+    CommitCopies();
+    WaitCopyGroups<0>();
+    ShowToProducts<T>();
+    Sync<T>();
+  }
   OpenGroup group;
 #pragma unroll 1
   for (int split = segment.split; split < segment.split_end;) {
     const SplitRange range = RangeOf<T>(segment, split);
     bool care = false;
     if (range.begin < range.end) {
-      split = Stream<T, Element>(params, block, shared, place, group, split, care);
+      if constexpr (T::kPlaces > 0) {
+        split = RingStream<T, Element>(params, block, shared, place, group, split, care);
+      } else {
+        split = Stream<T, Element>(params, block, shared, place, group, split, care);
+      }
       if (!care) continue;
     }
     CarefulSplit<T, Element>(params, block, shared, place, group, split);  // also of no keys
+    if constexpr (T::kPlaces > 0) __syncthreads();
     ++split;
   }
 }
@@ -138,24 +150,47 @@ __device__ __forceinline__ void ComputeSegment(const DecodeParams& params, Block
 template <class T>
 using SharedOf = std::conditional_t<T::kDirect, DirectShared<T>, BlockShared<T>>;
 
+// The block's segments, one after another: the part of the threads that multiply, or of producers.
+template <class T, class Element, bool kProduces>
+__device__ __forceinline__ void ComputeSegments(const DecodeParams& params, SharedOf<T>& block,
+                                                char* shared) {
+#pragma unroll 1
+  for (bool first = true;; first = false) {
+    __syncthreads();  // shared memory is free
+    if (!kProduces && threadIdx.x == 0) {
+      if (first) EnterShare<T>(params, block.walk);
+      NextSegment<T>(params, block.walk, block.segment);
+    }
+    __syncthreads();
+    if (block.segment.attention == nullptr) return;
+    if constexpr (kProduces) {
+      ProduceSegment<T>(block.segment, shared);
+    } else {
+      ComputeSegment<T, Element>(params, block, shared);  // overloaded on the kind of block
+    }
+  }
+}
+
 template <class T, class Element>
-__global__ void __launch_bounds__(T::kThreads, T::kBlocks)
+__global__ void __launch_bounds__(T::kBlockThreads, T::kBlocks)
     DecodeKernel(const __grid_constant__ DecodeParams params) {
   extern __shared__ __align__(128) char memory[];
   char* shared = memory;
   if constexpr (T::kWgmma) shared += (T::kAlign - SharedAddress(memory) % T::kAlign) % T::kAlign;
   __shared__ SharedOf<T> block;
   StartWalk<T>(params, block.walk, block.segment);
-  for (bool first = true;; first = false) {
-    __syncthreads();  // shared memory is free
-    if (threadIdx.x == 0) {
-      if (first) EnterShare<T>(params, block.walk);
-      NextSegment<T>(params, block.walk, block.segment);
+  if constexpr (T::kPlaces > 0) {
+    if (threadIdx.x == 0) InitRing<T>(RingOf<T>(shared), false);
+    // Broadcast, so that the compiler knows it to be uniform.
+    const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+    if (warp >= T::kThreads / 32) {
+      ReleaseRegisters<kProducerRegisters>();
+      ComputeSegments<T, Element, true>(params, block, shared);
+      return;
     }
-    __syncthreads();
-    if (block.segment.attention == nullptr) return;
-    ComputeSegment<T, Element>(params, block, shared);  // overloaded on the kind of block
+    TakeRegisters<kRingRegisters>();
   }
+  ComputeSegments<T, Element, false>(params, block, shared);
 }
 
 }  // namespace attend::cuda::decode

@@ -15,7 +15,7 @@ namespace attend::cuda {
 namespace {
 
 constexpr int kDims[] = {64, 128, 256};            // compiled head dims
-constexpr int kRowTiles[] = {8, 16, 32, 64, 128};  // rows of a unit
+constexpr int kRowTiles[] = {8, 16, 32, 64, 128};  // rows of a unit, at most
 
 int64_t RoundUp(int64_t bytes) { return CeilDivide(bytes, 256) * 256; }
 
@@ -32,9 +32,11 @@ struct PartialCounts {
   void Add(const Problem& p, const FlashVariant& variant) {
     const int64_t tile_rows = variant.rows;  // upper bound of a unit's rows
     const int64_t rows_max = std::min(RowsOf(p), tile_rows);
+    const int64_t row_tiles = CeilDivide(RowsOf(p), tile_rows);
     // A packed sequence may have fewer rows than the longest, and therefore shorter splits.
-    const int64_t most = SplitsAtMost(p.len_k, p.packed ? 1 : rows_max);
-    const int64_t units = p.batch * p.heads_kv * CeilDivide(RowsOf(p), tile_rows);
+    const int64_t most =
+        p.packed ? SplitsAtMost(p.len_k, 1, false) : SplitsAtMost(p.len_k, rows_max, row_tiles > 1);
+    const int64_t units = p.batch * p.heads_kv * row_tiles;
     const int64_t room = std::min(kBlocksMax, kMultiprocessorsMax * variant.blocks);
     blocks = std::max(blocks, std::min(room, splits_all += std::min(room, units) * most));
     splits = std::max(splits, std::min<int64_t>(kFanIn, most));
@@ -218,7 +220,9 @@ cudaError_t LaunchDecode(const FlashVariant& variant, std::span<const Attention*
       static_cast<int>(std::min<int64_t>(counts.blocks, int64_t{multiprocessors} * variant.blocks));
   if (params.alike) {
     params.plan = PlanSequence(params.single, 0, variant.rows);
-    params.shares = CutShares(params.single.problem.batch * params.plan.cost(), blocks);
+    const int64_t total = params.single.problem.batch * params.plan.cost();
+    params.shares = params.plan.row_tiles > 1 ? AlignShares(total, params.plan.unit_cost(), blocks)
+                                              : CutShares(total, blocks);
     PlanAlike(variant.rows, &params);
   }
   void* arguments[] = {&params};

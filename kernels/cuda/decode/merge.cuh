@@ -129,7 +129,7 @@ __device__ __forceinline__ void JoinKeyWarps(const Segment& segment, const Place
       *at(place.key_warp, to, j) = make_float4(o[0], o[1], o[2], o[3]);
     }
   }
-  __syncthreads();
+  Sync<T>();
 #pragma unroll
   for (int own = 0; own < T::kKeyWarps; ++own) {
     if (own != place.key_warp) continue;
@@ -171,7 +171,7 @@ __device__ __forceinline__ bool StoreSplit(const Segment& segment, const Place<T
     }
   }
   const bool wants = may_want_care && WantsCare<T>(place, state);
-  if (__syncthreads_or(wants)) return false;
+  if (SyncOr<T>(wants)) return false;
   float max[2], total[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -291,7 +291,7 @@ __device__ __forceinline__ void Merge(const DecodeParams& params, const Segment&
                                       const Factor& factor, const Store& store) {
   constexpr int kRowFours = T::kDim / 4;
   MergeTotals<T>(params, first, count, segment.rows, exchange, factor);
-  __syncthreads();
+  Sync<T>();
 #pragma unroll 1
   for (int n = threadIdx.x; n < segment.rows * kRowFours; n += T::kThreads) {
     const int row = n / kRowFours, column = n % kRowFours * 4;
@@ -380,10 +380,10 @@ template <class T>
 __device__ __forceinline__ bool Complete(const PartialRun& run, unsigned int* counters, int done,
                                          int count, Exchange<T>& exchange) {
   if (!run.goes_on) {  // all of them are this block's
-    __syncthreads();
+    Sync<T>();
     return true;
   }
-  __syncthreads();
+  Sync<T>();
   if (threadIdx.x == 0) {
     unsigned int* const counter = counters + run.share;
     unsigned int before;
@@ -396,7 +396,7 @@ __device__ __forceinline__ bool Complete(const PartialRun& run, unsigned int* co
     if (last) *counter = 0;  // reset; no other block will access it
     exchange.last = last;
   }
-  __syncthreads();
+  Sync<T>();
   return exchange.last != 0;
 }
 
@@ -412,18 +412,18 @@ __device__ __forceinline__ void FinishSplits(const DecodeParams& params, const S
   const int groups = GroupCount(segment.splits);
   if (groups == 1) {
     MergeToOutput<T, Element>(params, segment, run.first, size, exchange);
-    __syncthreads();
+    Sync<T>();
     return;
   }
   const PartialRun whole = RunOf(params, shares, segment, 0, segment.splits - 1, true);
   MergeToPartial<T>(params, segment, run.first, size, PartialAt(params, whole.first + group),
                     exchange);
-  __syncthreads();
+  Sync<T>();
   // If the unit is entirely this block's, groups complete in order.
   if (!whole.goes_on && group != groups - 1) return;
   if (!Complete<T>(whole, params.counters->groups, 1, groups, exchange)) return;
   MergeToOutput<T, Element>(params, segment, whole.first, groups, exchange);
-  __syncthreads();
+  Sync<T>();
 }
 
 }  // namespace attend::cuda::decode

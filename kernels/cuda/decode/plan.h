@@ -4,11 +4,11 @@
 // tests compute the same plan as a launch's blocks.
 //
 // A *unit* is one KV head of one sequence with up to a tile's rows: all query heads of the group,
-// row by row. Its keys are cut into *splits* at positions that are a function of the sequence
-// alone, so that no neighbour changes a bit. The splits of all units form one line, each with a
-// cost; a *share* of that line is one block's work. The answer over a split is a *partial*. Up to
-// kFanIn splits form a *group*, whose partials are merged in order, and then those of a unit's
-// groups.
+// row by row. More rows are cut into *chunks*, units of their own. A unit's keys are cut into
+// *splits* at positions that are a function of the sequence alone, so that no neighbour changes a
+// bit. The splits of all units form one line, each with a cost; a *share* of that line is one
+// block's work. The answer over a split is a *partial*. Up to kFanIn splits form a *group*, whose
+// partials are merged in order, and then those of a unit's groups.
 
 #pragma once
 
@@ -29,6 +29,7 @@ inline constexpr int kSplitCost = 1;                // of closing a split
 // many rows are expensive, so their splits are longer.
 inline constexpr int kShortKeys = 2048;
 inline constexpr int kMediumKeys = 8192;
+inline constexpr int kChunkKeys = 16384;
 inline constexpr int kShortSplit = 7;  // log2 of keys
 inline constexpr int kMediumSplit = 9;
 inline constexpr int kLongSplit = 11;
@@ -42,27 +43,30 @@ ATTEND_HD inline int64_t FastDivide(int64_t a, int64_t b) {
 ATTEND_HD inline int64_t CeilDivide(int64_t a, int64_t b) { return FastDivide(a + b - 1, b); }
 ATTEND_HD inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// A sequence of k_len keys, for units of `rows`, has splits of 2^SplitShift keys: a multiple of
-// kCostKeys.
-ATTEND_HD inline int SplitShift(int64_t k_len, int64_t rows) {
+// A sequence of k_len keys has splits of 2^SplitShift keys, a multiple of kCostKeys. `rows`: of a
+// unit. Multiplying a whole chunk's rows takes longer than reading keys, so shorter splits pay
+// where there are few.
+ATTEND_HD inline int SplitShift(int64_t k_len, int64_t rows, bool chunks) {
   int shift = k_len <= kShortKeys ? kShortSplit : kMediumSplit;
   shift += rows > 32 ? 2 : rows > 16 ? 1 : 0;
   if (k_len > kMediumKeys) shift = rows > 32 ? kLongSplit + 1 : kLongSplit;
+  if (chunks && rows > 32 && k_len <= kChunkKeys) --shift;
   while ((int64_t{kSplitsMax} << shift) < k_len) ++shift;
   return shift;
 }
-ATTEND_HD inline int64_t SplitKeys(int64_t k_len, int64_t rows) {
-  return int64_t{1} << SplitShift(k_len, rows);
+ATTEND_HD inline int64_t SplitKeys(int64_t k_len, int64_t rows, bool chunks) {
+  return int64_t{1} << SplitShift(k_len, rows, chunks);
 }
 
 // Upper bound of splits over all sequences of up to k_len keys.
-inline int64_t SplitsAtMost(int64_t k_len, int64_t rows) {
+inline int64_t SplitsAtMost(int64_t k_len, int64_t rows, bool chunks) {
   int64_t most = 1;
-  for (const int64_t keys : {int64_t{kShortKeys}, int64_t{kMediumKeys}, k_len}) {
+  for (const int64_t keys :
+       {int64_t{kShortKeys}, int64_t{kMediumKeys}, int64_t{kChunkKeys}, k_len}) {
     const int64_t least = Least(keys, k_len);
-    most = std::max(most, CeilDivide(least, SplitKeys(least, rows)));
+    most = std::max(most, CeilDivide(least, SplitKeys(least, rows, chunks)));
   }
-  return CeilDivide(k_len, SplitKeys(k_len, rows)) * 2 > kSplitsMax ? kSplitsMax : most;
+  return CeilDivide(k_len, SplitKeys(k_len, rows, chunks)) * 2 > kSplitsMax ? kSplitsMax : most;
 }
 
 // How a sequence is cut; the same for all of its units.
@@ -100,7 +104,7 @@ ATTEND_HD inline SequencePlan PlanSequence(const Attention& a, int64_t b, int ti
       plan.key_end = static_cast<int32_t>(end);
     }
   }
-  plan.split_shift = SplitShift(s.k_len, Least(rows, tile_rows));
+  plan.split_shift = SplitShift(s.k_len, Least(rows, tile_rows), plan.row_tiles > 1);
   plan.first_split = plan.key_begin >> plan.split_shift;
   const int64_t keys = int64_t{1} << plan.split_shift;
   const int64_t splits = ((plan.key_end + keys - 1) >> plan.split_shift) - plan.first_split;
@@ -126,6 +130,20 @@ ATTEND_HD inline Shares CutShares(int64_t total, int blocks) {
   shares.total = total;
   shares.blocks = blocks;
   if (total > 0) shares.each = CeilDivide(total, blocks);
+  return shares;
+}
+
+// The same for units of one cost: begins shares at the same places of all units if they grow by up
+// to a sixteenth. Blocks of neighbouring chunks then read the same keys at about the same time.
+inline Shares AlignShares(int64_t total, int64_t unit_cost, int blocks) {
+  Shares shares = CutShares(total, blocks);
+  int64_t aligned = CeilDivide(shares.each, unit_cost) * unit_cost;
+  if (shares.each < unit_cost) {
+    int64_t parts = unit_cost / shares.each;
+    while (unit_cost % parts != 0) --parts;
+    aligned = unit_cost / parts;
+  }
+  if (aligned - shares.each <= shares.each / 16) shares.each = aligned;
   return shares;
 }
 

@@ -24,7 +24,7 @@ struct Walk {
   // reading memory.
   Attention single;
   // If sequences differ: cost before the sequences that each thread has summed.
-  int64_t begins[T::kThreads];
+  int64_t begins[T::kBlockThreads];
 };
 
 __device__ __forceinline__ SequenceId IdOf(const DecodeParams& params, int sequence) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void CopyWords(const Words& from, Words& to) {
 
 template <class T>
 __device__ __forceinline__ int SequencesEach(const DecodeParams& params) {
-  return (params.sequence_count + T::kThreads - 1) / T::kThreads;
+  return (params.sequence_count + T::kBlockThreads - 1) / T::kBlockThreads;
 }
 
 // Determines how the launch is cut. All threads; `walk` may be read after the next barrier.
@@ -86,10 +86,10 @@ template <class T>
 __device__ __forceinline__ void StartWalk(const DecodeParams& params, Walk<T>& walk,
                                           Segment& segment) {
   const int thread = threadIdx.x;
-  CopyWords<T::kThreads>(params.single, walk.single);
+  CopyWords<T::kBlockThreads>(params.single, walk.single);
   if (params.alike) {
-    CopyWords<T::kThreads>(params.shares, walk.shares);
-    CopyWords<T::kThreads>(params.segment, segment);
+    CopyWords<T::kBlockThreads>(params.shares, walk.shares);
+    CopyWords<T::kBlockThreads>(params.segment, segment);
     return;
   }
   __syncthreads();
@@ -100,7 +100,7 @@ __device__ __forceinline__ void StartWalk(const DecodeParams& params, Walk<T>& w
 #pragma unroll 1
   for (int n = first; n < last; ++n) mine += PlanOf<T>(params, walk, n).cost();
   int64_t all;
-  walk.begins[thread] = SumBefore<T::kThreads>(mine, all);
+  walk.begins[thread] = SumBefore<T::kBlockThreads>(mine, all);
   if (thread == 0) walk.shares = CutShares(all, static_cast<int>(gridDim.x));
 }
 
@@ -113,7 +113,7 @@ __device__ __forceinline__ void EnterShare(const DecodeParams& params, Walk<T>& 
   walk.sequence = params.sequence_count;
   if (params.alike || walk.position >= walk.end) return;
   int low = 0;  // the last thread whose sequences begin at or before the position
-  for (int high = T::kThreads; high - low > 1;) {
+  for (int high = T::kBlockThreads; high - low > 1;) {
     const int middle = (low + high) / 2;
     (walk.begins[middle] <= walk.position ? low : high) = middle;
   }

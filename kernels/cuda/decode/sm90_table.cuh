@@ -26,12 +26,16 @@ std::span<const FlashVariant> HopperTable64(int rows) {
                                                    .blocks = 2,
                                                    .wgmma = true}>>();
   }
-  return HopperVariants<Element, Tile<TileConfig{.head_dim = 64,
-                                                 .row_warps = 8,
-                                                 .key_warps = 1,
-                                                 .keys = 128,
-                                                 .stages = 5,
-                                                 .wgmma = true}>>();
+  return HopperVariants<
+      Element,
+      Tile<TileConfig{
+          .head_dim = 64, .row_warps = 8, .key_warps = 1, .keys = 128, .wgmma = true, .places = 8}>,
+      Tile<TileConfig{.head_dim = 64,
+                      .row_warps = 8,
+                      .key_warps = 1,
+                      .keys = 128,
+                      .stages = 5,
+                      .wgmma = true}>>();
 }
 
 template <class Element>
@@ -44,12 +48,19 @@ std::span<const FlashVariant> HopperTable128(int rows) {
                                                    .stages = 3,
                                                    .wgmma = true}>>();
   }
-  return HopperVariants<Element, Tile<TileConfig{.head_dim = 128,
-                                                 .row_warps = 8,
-                                                 .key_warps = 1,
-                                                 .keys = 128,
-                                                 .stages = 2,
-                                                 .wgmma = true}>>();
+  return HopperVariants<Element,
+                        Tile<TileConfig{.head_dim = 128,
+                                        .row_warps = 8,
+                                        .key_warps = 1,
+                                        .keys = 128,
+                                        .wgmma = true,
+                                        .places = 5}>,
+                        Tile<TileConfig{.head_dim = 128,
+                                        .row_warps = 8,
+                                        .key_warps = 1,
+                                        .keys = 128,
+                                        .stages = 2,
+                                        .wgmma = true}>>();
 }
 
 template <class Element>

@@ -375,10 +375,10 @@ __device__ __forceinline__ void CarefulStep(const Segment& segment, const Place<
   Weigh<T, Element>(kSmallUnit<Element>, s, state, p);
   char* const values = shared + offset + T::kTileBytes;
   AddNonFinite<T, Element>(place, values, s, p, state);
-  __syncthreads();
+  Sync<T>();
   TakeOutNonFinite<T, Element>(values);
   ShowToProducts<T>();
-  __syncthreads();
+  Sync<T>();
   Accumulate<T, Element>(place, place.shared + offset, p, state);
 }
 

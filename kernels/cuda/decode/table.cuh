@@ -36,9 +36,9 @@ std::span<const FlashVariant> Table64(int rows) {
                     Tile<TileConfig{.head_dim = 64, .row_warps = 4, .key_warps = 2, .stages = 6}>,
                     Last>();
   }
-  return Variants<Element,
-                  Tile<TileConfig{.head_dim = 64, .row_warps = 8, .key_warps = 1, .stages = 6}>,
-                  Last>();
+  return Variants<
+      Element, Tile<TileConfig{.head_dim = 64, .row_warps = 8, .key_warps = 1, .stages = 6}>,
+      Tile<TileConfig{.head_dim = 64, .row_warps = 8, .key_warps = 1, .stages = 4}>, Last>();
 }
 
 template <class Element>
@@ -68,8 +68,9 @@ std::span<const FlashVariant> Table128(int rows) {
         Last>();
   }
   return Variants<
-      Element, Tile<TileConfig{.head_dim = 128, .row_warps = 8, .key_warps = 1, .stages = 4}>,
-      Tile<TileConfig{.head_dim = 128, .row_warps = 8, .key_warps = 1, .keys = 32, .stages = 8}>,
+      Element, Tile<TileConfig{.head_dim = 128, .row_warps = 8, .key_warps = 1, .stages = 3}>,
+      Tile<TileConfig{.head_dim = 128, .row_warps = 8, .key_warps = 1, .keys = 32, .stages = 6}>,
+      Tile<TileConfig{.head_dim = 128, .row_warps = 4, .key_warps = 1, .stages = 2, .blocks = 2}>,
       Last>();
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/contract/problem.h"
 #include "kernels/cuda/decode/decode.h"
 #include "kernels/cuda/decode/plan.h"
+#include "kernels/cuda/ptx/hopper.cuh"
 #include "kernels/cuda/ptx/mma.cuh"
 
 namespace attend::cuda::decode {
@@ -23,7 +24,12 @@ struct TileConfig {
   int stages = 3;      // tiles in shared memory
   int blocks = 1;      // per multiprocessor
   bool wgmma = false;  // use wgmma, four row warps together
+  // Of K or V in shared memory, filled by warps of their own (ring.cuh). 0: all warps load
+  // `stages`.
+  int places = 0;
 };
+
+inline constexpr int kProducers = 128;  // threads
 
 template <TileConfig kConfig>
 struct Tile {
@@ -37,7 +43,9 @@ struct Tile {
   static constexpr int kBlocks = kConfig.blocks;
 
   static constexpr int kRows = 16 * kRowWarps;
-  static constexpr int kThreads = 32 * kRowWarps * kKeyWarps;
+  static constexpr int kPlaces = kConfig.places;
+  static constexpr int kThreads = 32 * kRowWarps * kKeyWarps;  // that multiply
+  static constexpr int kBlockThreads = kThreads + (kPlaces > 0 ? kProducers : 0);
   static constexpr int kWarpKeys = kKeys / kKeyWarps;
   static constexpr int kKeyBlocks = kWarpKeys / 8;
   static constexpr int kDimSteps = kDim / 16;
@@ -55,20 +63,52 @@ struct Tile {
   static constexpr int kTileBytes = kKeys * 2 * kDim;  // of K or V
   static constexpr int kStageBytes = 2 * kTileBytes;
   static constexpr int kOffsetStages = kRows * 2 * kDim;
-  static constexpr int kSharedBytes = kOffsetStages + kStages * kStageBytes + (kWgmma ? kAlign : 0);
+  static constexpr int kRingBytes = kPlaces > 0 ? kPlaces* kTileBytes : kStages* kStageBytes;
+  static constexpr int kOffsetRing = kOffsetStages + kRingBytes;  // ring.cuh
+  static constexpr int kSharedBytes = kOffsetRing + (kPlaces > 0 ? 256 : 0) + (kWgmma ? kAlign : 0);
 
   // A pass of copies: eight threads copy 128 bytes of a row, span after span.
   static constexpr int kPassRows = kThreads / 8;
   static constexpr int kPasses = kKeys / kPassRows;
   static constexpr int kPassesAtOnce = kFewRegisters ? 1 : kPasses;
   static constexpr int kSpans = kDim / 64;
+  static __device__ __forceinline__ int Loader() { return ThreadIndex(); }
 
   static_assert(kDim % 64 == 0 && kKeys % (16 * kKeyWarps) == 0 && (1 << kShortSplit) % kKeys == 0);
   static_assert(kKeys % kPassRows == 0 && kStages >= 2);
   // The key warps' outputs, except the first's, are exchanged through the last stage computed.
   static_assert((kKeyWarps - 1) * kRows <= kKeys);
   static_assert(!kWgmma || kRowWarps % 4 == 0);
+  static_assert(kPlaces == 0 || (kPlaces >= 4 && kWgmma && kKeyWarps == 1));
 };
+
+// A barrier of the threads that multiply: all threads of a block without producers.
+template <class T>
+__device__ __forceinline__ void Sync() {
+  if constexpr (T::kPlaces > 0) {
+    SyncNamed(1, T::kThreads);
+  } else {
+    __syncthreads();
+  }
+}
+// The same; whether it is true for any of them.
+template <class T>
+__device__ __forceinline__ bool SyncOr(bool mine) {
+  if constexpr (T::kPlaces == 0) {
+    return __syncthreads_or(mine) != 0;
+  } else {
+    int any;
+    asm volatile(
+        "{ .reg .pred mine, any;\n"
+        "setp.ne.b32 mine, %1, 0;\n"
+        "bar.red.or.pred any, 1, %2, mine;\n"
+        "selp.b32 %0, 1, 0, any; }"
+        : "=r"(any)
+        : "r"(static_cast<int>(mine)), "r"(T::kThreads)
+        : "memory");
+    return any != 0;
+  }
+}
 
 // A weight unit for which no sum over a split's values overflows. Sums of fp16 values never do.
 template <class Element>
@@ -110,7 +150,7 @@ template <class T>
 __device__ __forceinline__ void FindPages(const Segment& segment, int key, int end,
                                           PageNumbers<T>& pages) {
   if (segment.pages == nullptr) return;
-  const int first = key + ThreadIndex() / 8;
+  const int first = key + T::Loader() / 8;
 #pragma unroll
   for (int pass = 0; pass < T::kPasses; ++pass) {
     const int row = first + pass * T::kPassRows;
@@ -123,7 +163,7 @@ template <class T, bool kPaged, bool kWhole>
 __device__ __forceinline__ void CopyRows(const KeySource& source, int in_page, int columns,
                                          uint32_t shared, int key, int end,
                                          const PageNumbers<T>& pages) {
-  const int thread = ThreadIndex();
+  const int thread = T::Loader();
   const int chunk = thread % 8;
   const int first = key + thread / 8;
   const char* const base = source.data + kStrideUnit * chunk;
@@ -139,6 +179,24 @@ __device__ __forceinline__ void CopyRows(const KeySource& source, int in_page, i
       CopyAsync16(shared + pass * T::kPassRows * T::kRowPitch + T::SpanPitch(T::kKeys) * span,
                   data + 128 * span, kWhole || (row < end && 64 * span + 8 * chunk < columns));
     }
+  }
+}
+
+// Starts the copies of one tensor's keys from `key` on; zeros from `end` on.
+template <class T>
+__device__ __forceinline__ void LoadTensor(const Segment& segment, const KeySource& source,
+                                           int columns, uint32_t shared, int key, int end,
+                                           const PageNumbers<T>& pages) {
+  const bool whole = key + T::kKeys <= end && columns == T::kDim;
+  const int in_page = (1 << segment.page_shift) - 1;
+  if (segment.pages == nullptr && whole) {
+    CopyRows<T, false, true>(source, 0, 0, shared, key, end, pages);
+  } else if (segment.pages == nullptr) {
+    CopyRows<T, false, false>(source, 0, columns, shared, key, end, pages);
+  } else if (whole) {
+    CopyRows<T, true, true>(source, in_page, 0, shared, key, end, pages);
+  } else {
+    CopyRows<T, true, false>(source, in_page, columns, shared, key, end, pages);
   }
 }
 

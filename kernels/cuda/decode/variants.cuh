@@ -19,10 +19,11 @@ namespace attend::cuda::decode {
 template <class T>
 std::string NameOf() {
   const std::string name = "rows" + std::to_string(T::kRows) + "_keys" + std::to_string(T::kKeys) +
-                           "_threads" + std::to_string(T::kThreads);
+                           "_threads" + std::to_string(T::kBlockThreads);
   if constexpr (T::kDirect) {
     return name + "_direct";
   } else {
+    if (T::kPlaces > 0) return name + "_ring" + std::to_string(T::kPlaces);
     return name + (T::kWgmma ? "_wgmma" : "_stages") + std::to_string(T::kStages);
   }
 }
@@ -34,7 +35,7 @@ FlashVariant Variant() {
   variant.name = name;
   variant.rows = T::kRows;
   variant.keys = T::kKeys;
-  variant.threads = T::kThreads;
+  variant.threads = T::kBlockThreads;
   variant.shared_bytes = T::kSharedBytes;
   variant.blocks = T::kBlocks;
   variant.kernel = reinterpret_cast<const void*>(&DecodeKernel<T, Element>);

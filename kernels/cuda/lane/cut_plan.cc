@@ -22,7 +22,7 @@ constexpr int64_t kUnits = 132;  // multiprocessors of an H200
 constexpr double kWavesLeast = 3;
 
 // Measured on an H200 with long sequences (tests/bench/KERNELS.md).
-double FlopsPerSecond(KernelId kernel) {
+double FlopsPerSecond(KernelId kernel, const Problem& p) {
   switch (kernel) {
     case KernelId::kCudaFlashSm90:
       return 650e12;
@@ -32,7 +32,10 @@ double FlopsPerSecond(KernelId kernel) {
       return 36e12;
     case KernelId::kCudaDecodeSm80:
     case KernelId::kCudaDecodeSm90:
-      return 30e12;  // eight rows at 4.3 TB/s
+      // K and V are read at some 4 TB/s, a multiply-add for each byte and row of a KV head, until
+      // products take the time.
+      return std::min(300e12, 3.8e12 * static_cast<double>(p.len_q * p.heads_q) /
+                                  static_cast<double>(p.heads_kv));
     default:
       return 10e12;
   }
@@ -160,7 +163,7 @@ int64_t ChooseLaunches(const Attention& a, const Cost& cost, double rate, int64_
 // The number of parts that finishes first with no launch too long.
 int64_t ChooseParts(const Attention& a, KernelId kernel, const CutBounds& bounds) {
   const Cost cost = CostOf(a, kernel);
-  const double rate = FlopsPerSecond(kernel);
+  const double rate = FlopsPerSecond(kernel, a.problem);
   const double uneven = cost.uneven ? 2 : 1;
   const double launches = std::ceil(uneven * cost.flops / rate / bounds.launch_seconds_max);
   const auto least = static_cast<int64_t>(
@@ -263,7 +266,7 @@ std::vector<AttentionSlice> PlanParts(const Attention& a, KernelId kernel,
 
 std::vector<AttentionSlice> JoinParts(const Attention& a, KernelId kernel, const CutBounds& bounds,
                                       const std::vector<AttentionSlice>& parts) {
-  const double flops_max = bounds.in_place_seconds_max * FlopsPerSecond(kernel);
+  const double flops_max = bounds.in_place_seconds_max * FlopsPerSecond(kernel, a.problem);
   std::vector<AttentionSlice> joined = JoinUpTo(a, kernel, bounds, parts, flops_max);
   if (joined.size() < 2) return joined;
   // If parts were filled to the limit in order, all but the last would be long, and after a short

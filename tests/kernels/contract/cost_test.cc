@@ -83,6 +83,24 @@ TEST(Cost, SlowKernelsCostMore) {
   EXPECT_LT(CostOf(causal), 0.8 * CostOf(spec));
 }
 
+// Decoding on a GPU reads K and V once for each 128 rows of a KV head's heads.
+TEST(Cost, DecodingManyRowsCostsItsChunks) {
+  const auto cost = [](int64_t rows, KernelId kernel) {
+    return CostOf(MakeSpec(1, 64, 8, rows, 131072, 128, 128, DType::kBFloat16).problem, kernel);
+  };
+  const double one = cost(1, KernelId::kCudaDecodeSm90);
+  const double chunk = cost(16, KernelId::kCudaDecodeSm90);
+  EXPECT_GT(chunk, 1.3 * one);
+  EXPECT_LT(chunk, 2 * one);
+  for (const int64_t chunks : {2, 3, 4, 32}) {
+    const double many = cost(16 * chunks, KernelId::kCudaDecodeSm90);
+    EXPECT_GT(many, 0.99 * static_cast<double>(chunks) * chunk) << chunks;
+    EXPECT_LT(many, 1.35 * static_cast<double>(chunks) * chunk) << chunks;
+  }
+  EXPECT_LT(cost(32, KernelId::kCudaDecodeSm90), cost(32, KernelId::kCudaFlashSm90));
+  EXPECT_GT(cost(128, KernelId::kCudaDecodeSm90), cost(128, KernelId::kCudaFlashSm90));
+}
+
 TEST(Cost, WorkWithoutFlopsHasACost) {
   // A tile for each sequence and head, although there is no key.
   EXPECT_GT(CostOf(MakeSpec(1024, 4, 4, 1, 0, 1, 1)), 4096 * 10e3);

@@ -180,60 +180,6 @@ Problem Decoding(int64_t rows, int64_t keys) {
   return test::MakeSpec(2, 16, 2, rows, keys, 128, 128, DType::kBFloat16).problem;
 }
 
-TEST(Select, FewRowsAndManyKeysAreDecoded) {
-  EXPECT_EQ(Auto(Decoding(1, 512), GpuOf(90)), KernelId::kCudaDecodeSm80) << "eight rows";
-  EXPECT_EQ(Auto(Decoding(1, 64), GpuOf(90)), KernelId::kCudaDecodeSm80);
-  EXPECT_EQ(Auto(Decoding(1, 63), GpuOf(90)), KernelId::kCudaFlashSm90);
-  EXPECT_EQ(Auto(Decoding(2, 512), GpuOf(90)), KernelId::kCudaDecodeSm80) << "sixteen rows";
-  EXPECT_EQ(Auto(Decoding(3, 512), GpuOf(90)), KernelId::kCudaDecodeSm90) << "24 rows";
-  EXPECT_EQ(Auto(Decoding(3, 512), GpuOf(80)), KernelId::kCudaDecodeSm80);
-  EXPECT_EQ(Auto(Decoding(8, 1 << 20), GpuOf(80)), KernelId::kCudaDecodeSm80);
-  EXPECT_EQ(Auto(Decoding(9, 4096), GpuOf(90)), KernelId::kCudaDecodeSm90) << "72 rows";
-  EXPECT_EQ(Auto(Decoding(9, 2047), GpuOf(90)), KernelId::kCudaFlashSm90);
-  EXPECT_EQ(Auto(Decoding(17, 4096), GpuOf(90)), KernelId::kCudaFlashSm90) << "136 rows";
-  Problem alone = Decoding(100, 4096);
-  alone.heads_q = alone.heads_kv;
-  EXPECT_EQ(Auto(alone, GpuOf(90)), KernelId::kCudaFlashSm90) << "nobody shares a KV head";
-  EXPECT_EQ(Auto(Decoding(2, 511), GpuOf(90)), KernelId::kCudaFlashSm90);
-  EXPECT_EQ(Auto(Decoding(1, 4096), GpuOf(75)), KernelId::kCudaFlashFp32);
-  Problem biased = Decoding(1, 4096);
-  biased.has_bias = true;
-  EXPECT_EQ(Auto(biased, GpuOf(90)), KernelId::kCudaFlashSm80);
-  Problem odd = Decoding(1, 4096);
-  odd.dim_v = 100;
-  EXPECT_EQ(Auto(odd, GpuOf(90)), KernelId::kCudaFlashSm80);
-  const auto refusal = [](const Problem& p) {
-    return Select(p, GpuOf(90), "cuda_decode_sm80").status().message();
-  };
-  EXPECT_THAT(refusal(biased), HasSubstr("bias"));
-  EXPECT_THAT(refusal(odd), HasSubstr("multiples of 8"));
-  EXPECT_THAT(refusal(Decoding(17, 64)), HasSubstr("128 query rows"));
-  EXPECT_THAT(refusal(Small()), HasSubstr("float32"));
-  EXPECT_TRUE(Select(Decoding(16, 0), GpuOf(90), "cuda_decode_sm80").ok());
-  EXPECT_TRUE(Select(Decoding(16, 0), GpuOf(90), "cuda_decode_sm90").ok());
-  EXPECT_THAT(Select(Decoding(16, 0), GpuOf(80), "cuda_decode_sm90").status().message(),
-              HasSubstr("Hopper"));
-  EXPECT_EQ(Auto(Decoding(3, 512), GpuOf(100)), KernelId::kCudaDecodeSm80);
-  const MemoryTraits elsewhere{.not_tma = "it lies elsewhere"};
-  EXPECT_THAT(Select(Decoding(1, 64), GpuOf(90), "cuda_decode_sm80", elsewhere).status().message(),
-              HasSubstr("16-byte"));
-}
-
-// Sequences of a request may be sessions of any lengths; none may change another's bits.
-TEST(Select, InPagesTheLengthDoesNotChangeTheKernel) {
-  for (const int compute_capability : {80, 90}) {
-    for (const int64_t rows : {1, 2, 3, 8, 9, 16, 17, 300}) {
-      Problem p = Decoding(rows, 1);
-      p.page_rows = 16;
-      const KernelId alone = Auto(p, GpuOf(compute_capability));
-      for (const int64_t keys : {63, 64, 511, 512, 2047, 2048, 1 << 20}) {
-        p.len_k = keys;
-        EXPECT_EQ(Auto(p, GpuOf(compute_capability)), alone) << rows << " rows, " << keys;
-      }
-    }
-  }
-}
-
 TEST(Select, EveryKernelReadsPages) {
   for (const KernelInfo& kernel : Kernels()) {
     const bool on_gpu = kernel.device == DeviceKind::kCuda;

@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <random>
 #include <set>
@@ -27,12 +28,14 @@ TEST(DecodePlan, SplitsAreWholeTilesAndBounded) {
     const int64_t len = std::min<int64_t>(1 + static_cast<int64_t>(random()) % most, kLengthMax);
     if (len <= 0) continue;
     const int64_t rows = 1 + static_cast<int64_t>(random() % 128);
-    const int64_t keys = cuda::SplitKeys(len, rows);
+    const bool chunks = random() % 2 == 0;
+    const int64_t keys = cuda::SplitKeys(len, rows, chunks);
     EXPECT_EQ(keys % cuda::kCostKeys, 0);
     const int64_t splits = cuda::CeilDivide(len, keys);
     EXPECT_LE(splits, cuda::kSplitsMax) << len;
     for (const int64_t longer : {len, len + 1, 2 * len, 3 * len}) {
-      EXPECT_LE(splits, cuda::SplitsAtMost(longer, rows)) << len << " of " << longer;
+      EXPECT_LE(splits, cuda::SplitsAtMost(longer, rows, chunks)) << len << " of " << longer;
+      EXPECT_LE(splits, cuda::SplitsAtMost(longer, 1, false)) << "packed: as if it had one row";
     }
   }
 }
@@ -80,6 +83,60 @@ TEST(DecodePlan, StridesBeyondASegmentsAreRefused) {
   }
 }
 
+// Each packed row is in one chunk, and what it sees among the chunk's keys, which are within the
+// sequence's splits. A chunk's own last row bounds its keys. Neither the batch nor the number of
+// heads nor pages change how a sequence is cut.
+TEST(DecodePlan, ChunksCoverAllRowsAndTheirKeys) {
+  std::mt19937_64 random(FreshSeed());
+  for (int n = 0; n < 300; ++n) {
+    const int64_t group = 1 + static_cast<int64_t>(random() % 9);
+    const int64_t len_q = 1 + static_cast<int64_t>(random() % (random() % 2 == 0 ? 40 : 512));
+    const int64_t len_k = static_cast<int64_t>(random() % (1 << (random() % 17)));
+    Attention a;
+    a.problem = MakeSpec(3, 2 * group, 2, len_q, len_k, 64, 64, DType::kFloat16).problem;
+    if (random() % 2 == 0) a.problem.mask.right = 0;
+    if (random() % 2 == 0) a.problem.mask.left = static_cast<int64_t>(random() % 3000);
+    const int tile_rows = 16 << random() % 4;
+    const cuda::SequencePlan plan = cuda::PlanSequence(a, 1, tile_rows);
+    ASSERT_EQ(plan.row_tiles, cuda::CeilDivide(len_q * group, tile_rows));
+    ASSERT_EQ(plan.units, 2 * plan.row_tiles);
+    Attention other = a;
+    other.problem.batch = 1;
+    other.problem.heads_kv = 16;
+    other.problem.heads_q = 16 * group;
+    other.problem.page_rows = 16;
+    const cuda::SequencePlan alone = cuda::PlanSequence(other, 0, tile_rows);
+    EXPECT_EQ(alone.split_shift, plan.split_shift);
+    EXPECT_EQ(alone.first_split, plan.first_split);
+    EXPECT_EQ(alone.splits, plan.splits);
+    const int64_t first = int64_t{plan.first_split} << plan.split_shift;
+    const int64_t last = int64_t{plan.first_split + plan.splits} << plan.split_shift;
+    int64_t packed = 0;
+    for (int chunk = 0; chunk < plan.row_tiles; ++chunk) {
+      cuda::Segment segment;
+      cuda::DescribeSequence(a, plan, segment);
+      cuda::SetRowsAndKeys(a.problem.mask, chunk * tile_rows, tile_rows, segment);
+      ASSERT_EQ(segment.row_begin, packed);
+      ASSERT_TRUE(segment.rows > 0 && segment.rows <= tile_rows);
+      if (segment.key_begin < segment.key_end) {
+        ASSERT_TRUE(first <= segment.key_begin && segment.key_end <= last);
+      }
+      int64_t end = 0;
+      for (; packed < segment.row_begin + segment.rows; ++packed) {
+        const KeyRange seen = VisibleKeys(a.problem.mask, plan.sequence, packed / group);
+        if (seen.begin >= seen.end) continue;
+        end = seen.end;
+        ASSERT_TRUE(segment.key_begin <= seen.begin && seen.end <= segment.key_end);
+        ASSERT_TRUE(seen.begin <= segment.full_begin && segment.full_end <= seen.end);
+      }
+      if (a.problem.mask.right == 0 && end > 0) {
+        EXPECT_EQ(segment.key_end, end);
+      }
+    }
+    EXPECT_EQ(packed, len_q * group);
+  }
+}
+
 // Every split is in one share, and shares differ by at most one split. No two runs of splits that
 // continue in another share begin in the same one, as each share has one counter.
 TEST(DecodePlan, SharesCoverAllSplits) {
@@ -97,8 +154,16 @@ TEST(DecodePlan, SharesCoverAllSplits) {
       total += plans.back().cost();
       dearest = std::max<int64_t>(dearest, plans.back().split_cost);
     }
-    const cuda::Shares shares =
-        cuda::CutShares(total, static_cast<int>(1 + random() % cuda::kBlocksMax));
+    const auto blocks = static_cast<int>(1 + random() % cuda::kBlocksMax);
+    const bool alike = random() % 2 == 0;
+    if (alike) {
+      plans.resize(1 + random() % 9, plans.front());
+      std::fill(plans.begin(), plans.end(), plans.front());
+      total = static_cast<int64_t>(plans.size()) * plans.front().cost();
+      dearest = plans.front().split_cost;
+    }
+    const cuda::Shares shares = alike ? cuda::AlignShares(total, plans.front().unit_cost(), blocks)
+                                      : cuda::CutShares(total, blocks);
     std::vector<int64_t> costs(shares.blocks, 0);
     std::set<int> groups, units;  // shares in which a run begins that continues
     int64_t position = 0;
@@ -130,6 +195,32 @@ TEST(DecodePlan, SharesCoverAllSplits) {
   }
 }
 
+// Where it costs little, the chunks of one KV head are cut at the same splits.
+TEST(DecodePlan, SharesOfChunksBeginTogether) {
+  const auto shares = [](int64_t batch, int64_t rows, int64_t keys) {
+    Attention a;
+    a.problem = MakeSpec(batch, 64, 8, rows, keys, 128, 128, DType::kBFloat16).problem;
+    const cuda::SequencePlan plan = cuda::PlanSequence(a, 0, 128);
+    const int64_t total = batch * plan.cost();
+    const cuda::Shares plain = cuda::CutShares(total, 132);
+    const cuda::Shares aligned = cuda::AlignShares(total, plan.unit_cost(), 132);
+    EXPECT_GE(aligned.each, plain.each);
+    EXPECT_LE(aligned.each, plain.each + plain.each / 16);
+    return std::pair(aligned.each, plan.unit_cost());
+  };
+  for (const int64_t rows : {24, 32, 64}) {
+    const auto [each, unit] = shares(1, rows, 131072);
+    EXPECT_EQ(unit % each, 0) << rows << " rows: several shares of a chunk";
+  }
+  for (const int64_t rows : {24, 32, 64, 128}) {
+    const auto [each, unit] = shares(8, rows, 32768);
+    EXPECT_EQ(each % unit, 0) << rows << " rows: several chunks in a share";
+  }
+  EXPECT_EQ(shares(8, 48, 32768).first,
+            cuda::CeilDivide(8 * 8 * 3 * shares(8, 48, 32768).second, 132))
+      << "192 chunks";
+}
+
 TEST(DecodePlan, AMultiplicationDivides) {
   std::mt19937_64 random(FreshSeed());
   for (int n = 0; n < 200000; ++n) {
@@ -157,6 +248,21 @@ TEST(DecodePlan, WorkspaceIsBoundedForEveryBatch) {
   ASSERT_TRUE(many.ok());
   EXPECT_LT(*many, *alone + (1 << 20));
   EXPECT_EQ(*cuda::DecodeWorkspaceBytes({}), cuda::kTileQueueBytes);
+  p.len_q = 16;
+  const Result<int64_t> chunk = cuda::DecodeWorkspaceBytes({&one, 1});
+  for (const int64_t rows : {17, 512}) {
+    p.len_q = rows;
+    const Result<int64_t> chunks = cuda::DecodeWorkspaceBytes({&one, 1});
+    ASSERT_TRUE(chunk.ok() && chunks.ok());
+    EXPECT_LT(*chunks, *chunk + (1 << 20)) << "more rows are chunks of 128";
+  }
+  p.batch = kBatchMax;
+  p.heads_q = p.heads_kv = kHeadsMax;
+  p.len_q = 512;
+  p.len_k = kLengthMax;
+  const Result<int64_t> most = cuda::DecodeWorkspaceBytes({&one, 1});
+  ASSERT_TRUE(most.ok());
+  EXPECT_LT(*most, int64_t{1} << 30);
 }
 
 // Launches of different variants run one after another in the same memory.
