@@ -11,7 +11,7 @@ namespace {
 // Tasks to cut a sequence into, as far as slabs do not fall below the least keys. Cuts affect bits,
 // so they do not depend on the number of sequences.
 constexpr int64_t kTasksWanted = 64;
-constexpr int64_t kSlabKeysMin = 5 * kGradientKeys;
+constexpr int64_t kSlabKeysMin = kGradientKeys;
 constexpr int64_t kSlabKeysMax = 20 * kGradientKeys;
 
 // Memory for partial sums: one slab's part of dQ, and all parts of a KV head.
@@ -26,7 +26,7 @@ KeyHead MakeKeyHead(const Attention& a, int64_t b, int64_t h_kv) {
   const Sequence& s = head.sequence;
   if (s.k_len > 0) {
     const int64_t wanted = CeilDiv(kTasksWanted, p.heads_kv);
-    const int64_t most = std::max<int64_t>(1, s.k_len / kSlabKeysMin);
+    const int64_t most = CeilDiv(s.k_len, kSlabKeysMin);
     const int64_t slabs = std::max(std::min(wanted, most), CeilDiv(s.k_len, kSlabKeysMax));
     head.slab_keys = CeilDiv(CeilDiv(s.k_len, slabs), kGradientKeys) * kGradientKeys;
     head.slabs = CeilDiv(s.k_len, head.slab_keys);
