@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "kernels/contract/attention_slice.h"
+#include "kernels/contract/decode_rule.h"
 #include "kernels/cpu/flash_gradients_measure.h"
 #include "kernels/cpu/flash_gradients_plan.h"
 #include "kernels/cpu/flash_gradients_tile.h"
@@ -117,12 +118,13 @@ Gradients SliceOf(const Attention& a, const Gradients& g, int64_t b, int64_t h_k
 
 class Backward {
  public:
-  Backward(const Attention& a, const Gradients& g, const StopFlag* stop)
+  Backward(const Attention& a, const Gradients& g, const StopFlag* stop, bool amx)
       : a_(a),
         g_(g),
         p_(a.problem),
         stop_(stop),
         functions_(cpu_flash::ChooseGradientFunctions()),
+        amx_(amx && functions_.tiles),
         bias_(g.d_bias.data != nullptr),
         bias_shared_(bias_ && SharesBias(a.problem, g.d_bias)) {}
 
@@ -182,6 +184,8 @@ class Backward {
         [&](int64_t n) { body((*items)[static_cast<size_t>(n)]); }, stop_);
   }
 
+  // Whether a sequence runs in tiles. Few rows would leave most of one empty.
+  bool TakesTiles(const Sequence& s) const { return amx_ && s.q_len > kDecodeRows / p_.group(); }
   GradientTask TaskOf(size_t n, int64_t band, int64_t slab);
   uint8_t* ComputedOf(size_t n) { return computed_.data() + computed_at_[n]; }
   cpu_flash::PartialQueries PartsOf(size_t n, const GradientTask& first_slab) {
@@ -195,6 +199,7 @@ class Backward {
   const Problem& p_;
   const StopFlag* const stop_;
   const GradientFunctions functions_;
+  const bool amx_;
   bool finds_errors_ = false;  // some row's delta may be off
   const bool bias_;
   const bool bias_shared_;  // a separate pass adds it up
@@ -304,6 +309,7 @@ GradientTask Backward::TaskOf(size_t n, int64_t band, int64_t slab) {
   }
   task.begins = band == 0;
   task.d_bias = bias_ && !bias_shared_;
+  task.amx = TakesTiles(s);
   task.measured = measured();
   task.careful = &careful_[n];
   task.special = &special_[n];
@@ -468,6 +474,7 @@ void Backward::AddBias(int64_t b, int64_t h_kv, const KeyRange& keys, int64_t ro
   task.rows = rows;
   task.keys = present;
   task.d_bias = true;
+  task.amx = TakesTiles(s);
   task.careful = &bias_careful_;
   task.special = &bias_special_;
   functions_.run(task, ThreadScratch());
@@ -492,7 +499,12 @@ void Backward::Redo() {
 
 void CpuFlashGradients(const Attention& attention, const Gradients& gradients,
                        const StopFlag* stop) {
-  Backward(attention, gradients, stop).Run();
+  Backward(attention, gradients, stop, /*amx=*/false).Run();
+}
+
+void CpuFlashAmxGradients(const Attention& attention, const Gradients& gradients,
+                          const StopFlag* stop) {
+  Backward(attention, gradients, stop, /*amx=*/true).Run();
 }
 
 }  // namespace attend
