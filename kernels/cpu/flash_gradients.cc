@@ -13,8 +13,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <new>
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -24,14 +22,15 @@
 #include "kernels/cpu/flash_gradients_measure.h"
 #include "kernels/cpu/flash_gradients_plan.h"
 #include "kernels/cpu/flash_gradients_tile.h"
+#include "kernels/cpu/floats.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/reference/reference_gradients.h"
-#include "kernels/util/host_mapping.h"
 
 namespace attend {
 namespace {
 
 using cpu_flash::CeilDiv;
+using cpu_flash::Floats;
 using cpu_flash::GradientFunctions;
 using cpu_flash::GradientScratch;
 using cpu_flash::GradientStep;
@@ -57,29 +56,6 @@ constexpr size_t kWaveHeads = 4096;
 // Keys and rows of a task of the separate dBias pass.
 constexpr int64_t kBiasKeys = 6 * kGradientKeys;
 constexpr int64_t kBiasRows = 4 * kGradientRows;
-// Memory for sums, aligned for any vector and not zeroed.
-class Floats {
- public:
-  void Reserve(int64_t count) {
-    if (count <= held_) return;
-    floats_.reset();  // first, so that both never exist at once
-    held_ = 0;
-    floats_.reset(static_cast<float*>(
-        ::operator new(static_cast<size_t>(count) * sizeof(float), kAlignment)));
-    held_ = count;
-    // Else threads would spend a third of the time in page faults of small pages.
-    AdviseHugePages(floats_.get(), count * static_cast<int64_t>(sizeof(float)));
-  }
-  float* at(int64_t n) { return floats_.get() + n; }
-
- private:
-  static constexpr std::align_val_t kAlignment{128};
-  struct Delete {
-    void operator()(float* floats) const { ::operator delete(floats, kAlignment); }
-  };
-  std::unique_ptr<float[], Delete> floats_;
-  int64_t held_ = 0;
-};
 
 void ZeroRows(const TensorView& to, DType dtype, int64_t dim, int64_t b, int64_t h, int64_t first,
               int64_t rows) {
