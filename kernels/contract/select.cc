@@ -119,13 +119,13 @@ Reason WhyNotAmxBackward(const Problem& p, const DeviceInfo& device) {
   return {"the backward pass of cpu_flash_amx takes O in bf16", Fallback::kFloat32Output};
 }
 
-// `why_not` of cpu_flash_amx.
-Selection SelectCpu(const Problem& p, const Reason& not_amx) {
+// `not_amx`: why not cpu_flash_amx. It needs more than `few` rows of a KV head.
+Selection SelectCpu(const Problem& p, const Reason& not_amx, int64_t few) {
   if (p.dtype != DType::kBFloat16) {
     return {KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
   }
   if (!not_amx.empty()) return {KernelId::kCpuFlash, not_amx.words, 0, not_amx.fallback};
-  if (p.heads_kv == 0 || p.len_q <= kDecodeRows / p.group()) {
+  if (p.heads_kv == 0 || p.len_q <= few / p.group()) {
     return {KernelId::kCpuFlash, "few query rows: they would leave most of a tile empty", 0};
   }
   return {KernelId::kCpuFlashAmx, "AMX tiles are the fastest on this CPU", 0};
@@ -349,7 +349,7 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
   if (IsAuto(forced)) {
     ATTEND_RETURN_IF_ERROR(CheckDType(problem, nullptr));
     if (device.kind == DeviceKind::kCuda) return SelectCuda(problem, device, memory);
-    return SelectCpu(problem, WhyNotAmx(problem, device));
+    return SelectCpu(problem, WhyNotAmx(problem, device), kDecodeRowsAlways);
   }
   const Result<const KernelInfo*> found = FindForced(forced, device);
   if (!found.ok()) return found.status();
@@ -380,7 +380,7 @@ Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& devic
   if (IsAuto(forced)) {
     ATTEND_RETURN_IF_ERROR(CheckDType(problem, nullptr));
     if (device.kind == DeviceKind::kCpu) {
-      return SelectCpu(problem, WhyNotAmxBackward(problem, device));
+      return SelectCpu(problem, WhyNotAmxBackward(problem, device), kDecodeRows);
     }
     if (not_sm90.empty()) {
       return FitBackward(

@@ -26,11 +26,11 @@ Problem Rows(int64_t rows, DType dtype = DType::kBFloat16) {
   return test::MakeSpec(1, 4, 2, rows, 512, 64, 64, dtype).problem;
 }
 
-TEST(SelectAmx, TakesBf16WithMoreRowsThanAreDecoded) {
+TEST(SelectAmx, TakesBf16WithMoreThanFourRowsOfAKvHead) {
   const DeviceInfo cpu = Cpu({});
-  EXPECT_EQ(Select(Rows(13), cpu)->kernel, KernelId::kCpuFlashAmx);
-  EXPECT_EQ(Select(Rows(12), cpu)->kernel, KernelId::kCpuFlash) << "24 rows of a KV head";
-  EXPECT_THAT(std::string(Select(Rows(12), cpu)->why), HasSubstr("few query rows"));
+  EXPECT_EQ(Select(Rows(3), cpu)->kernel, KernelId::kCpuFlashAmx);
+  EXPECT_EQ(Select(Rows(2), cpu)->kernel, KernelId::kCpuFlash) << "4 rows of a KV head";
+  EXPECT_THAT(std::string(Select(Rows(2), cpu)->why), HasSubstr("few query rows"));
   for (const DType dtype : {DType::kFloat16, DType::kFloat32}) {
     EXPECT_EQ(Select(Rows(512, dtype), cpu)->kernel, KernelId::kCpuFlash);
   }
