@@ -268,16 +268,15 @@ GradientTask Backward::TaskOf(size_t n, int64_t band, int64_t slab) {
   const Sequence& s = head.sequence;
   const int64_t first_head = band / head.row_bands * head.heads;
   const int64_t row = band % head.row_bands * head.rows;
-  GradientTask task{
-      .attention = &a_,
-      .gradients = &g_,
-      .sequence = s,
-      .b = head.b,
-      .head = head.h_kv * p_.group() + first_head,
-      .heads = std::min(head.heads, p_.group() - first_head),
-      .row = row,
-      .rows = std::min(head.rows, s.q_len - row),
-      .keys = {slab * head.slab_keys, std::min(s.k_len, (slab + 1) * head.slab_keys)}};
+  GradientTask task{.attention = &a_,
+                    .gradients = &g_,
+                    .sequence = s,
+                    .b = head.b,
+                    .head = head.h_kv * p_.group() + first_head,
+                    .heads = std::min(head.heads, p_.group() - first_head),
+                    .row = row,
+                    .rows = std::min(head.rows, s.q_len - row),
+                    .keys = head.Slab(slab)};
   const int64_t lane = task.keys.begin;
   if (g_.d_q.data != nullptr) task.d_q = floats_.at(head.d_q + slab * head.part);
   if (g_.d_k.data != nullptr) task.d_k = floats_.at(head.d_k + lane * PaddedDim(p_.dim));
