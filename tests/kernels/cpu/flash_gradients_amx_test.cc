@@ -233,8 +233,8 @@ TEST_F(FlashGradientsAmx, UnfitRowsAreComputedAsCpuFlashDoes) {
 TEST_F(FlashGradientsAmx, KeysAndValuesReachTheRowsThatSeeThem) {
   for (const float value : {0x1p-130f, 0x1p61f, kNan, kInfinity, -kInfinity}) {
     for (const bool of_k : {false, true}) {
-      for (const int64_t key : {0, 32, 95, 96, 299}) {
-        ProblemSpec spec = MakeSpec(1, 2, 1, 300, 300, 40, 48, kType);
+      for (const int64_t key : {0, 95, 179}) {
+        ProblemSpec spec = MakeSpec(1, 2, 1, 180, 180, 40, 48, kType);
         spec.problem.mask = {Alignment::kBottomRight, 20, 0};  // causal with a window
         OwnedAttention clean = MakeAttention(spec, seed_);
         OwnedAttention dirty = MakeAttention(spec, seed_);
@@ -243,7 +243,7 @@ TEST_F(FlashGradientsAmx, KeysAndValuesReachTheRowsThatSeeThem) {
         const OwnedGradients of_dirty = Compute(dirty.attention, seed_);
         if (!of_k || value != 0x1p61f) ExpectRight(dirty.attention, of_dirty);
         for (int64_t h = 0; h < 2; ++h) {
-          for (int64_t i = 0; i < 300; ++i) {
+          for (int64_t i = 0; i < 180; ++i) {
             if (i >= key && i <= key + 20) continue;
             ASSERT_TRUE(SameRow(of_dirty.get().d_q, of_clean.get().d_q, 40, h, i))
                 << "row " << i << " felt key " << key;
