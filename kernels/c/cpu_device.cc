@@ -124,6 +124,8 @@ class Cpu : public Device {
     return Guarded([&] {
       if (item.forward.kernel == KernelId::kCpuReference) {
         CpuReferenceGradients(a, item.gradients);
+      } else if (item.forward.kernel == KernelId::kCpuFlashAmx) {
+        CpuFlashAmxGradients(a, item.gradients);
       } else {
         CpuFlashGradients(a, item.gradients);
       }

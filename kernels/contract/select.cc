@@ -112,13 +112,20 @@ Reason WhyNotAmx(const Problem& p, const DeviceInfo& device) {
   return {};
 }
 
-Selection SelectCpu(const Problem& p, const DeviceInfo& device) {
+// The same for its backward pass.
+Reason WhyNotAmxBackward(const Problem& p, const DeviceInfo& device) {
+  const Reason why_not = WhyNotAmx(p, device);
+  if (!why_not.empty() || p.o_dtype() == p.dtype) return why_not;
+  return {"the backward pass of cpu_flash_amx takes O in bf16", Fallback::kFloat32Output};
+}
+
+// `not_amx`: why not cpu_flash_amx. It needs more than `few` rows of a KV head.
+Selection SelectCpu(const Problem& p, const Reason& not_amx, int64_t few) {
   if (p.dtype != DType::kBFloat16) {
     return {KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
   }
-  const Reason not_amx = WhyNotAmx(p, device);
   if (!not_amx.empty()) return {KernelId::kCpuFlash, not_amx.words, 0, not_amx.fallback};
-  if (p.heads_kv == 0 || p.len_q <= kDecodeRows / p.group()) {
+  if (p.heads_kv == 0 || p.len_q <= few / p.group()) {
     return {KernelId::kCpuFlash, "few query rows: they would leave most of a tile empty", 0};
   }
   return {KernelId::kCpuFlashAmx, "AMX tiles are the fastest on this CPU", 0};
@@ -357,7 +364,7 @@ Result<Selection> Select(const Problem& problem, const DeviceInfo& device, std::
   if (IsAuto(forced)) {
     ATTEND_RETURN_IF_ERROR(CheckDType(problem, nullptr));
     if (device.kind == DeviceKind::kCuda) return SelectCuda(problem, device, memory);
-    return SelectCpu(problem, device);
+    return SelectCpu(problem, WhyNotAmx(problem, device), kDecodeRowsAlways);
   }
   const Result<const KernelInfo*> found = FindForced(forced, device);
   if (!found.ok()) return found.status();
@@ -388,7 +395,7 @@ Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& devic
   if (IsAuto(forced)) {
     ATTEND_RETURN_IF_ERROR(CheckDType(problem, nullptr));
     if (device.kind == DeviceKind::kCpu) {
-      return Selection{KernelId::kCpuFlash, "the fast kernel of the CPU takes any problem", 0};
+      return SelectCpu(problem, WhyNotAmxBackward(problem, device), kDecodeRows);
     }
     if (not_sm90.empty()) {
       return FitBackward(
@@ -403,10 +410,11 @@ Result<Selection> SelectBackward(const Problem& problem, const DeviceInfo& devic
   ATTEND_RETURN_IF_ERROR(CheckDType(problem, *kernel));
   const KernelId id = (*kernel)->id;
   Reason why_not;
+  if (id == KernelId::kCpuFlashAmx) why_not = WhyNotAmxBackward(problem, device);
   if (id == KernelId::kCudaFlashSm80) why_not = not_sm80;
   if (id == KernelId::kCudaFlashSm90) why_not = not_sm90;
-  if (id == KernelId::kCpuFlashAmx || id == KernelId::kCudaNaive ||
-      id == KernelId::kCudaDecodeSm80 || id == KernelId::kCudaDecodeSm90) {
+  if (id == KernelId::kCudaNaive || id == KernelId::kCudaDecodeSm80 ||
+      id == KernelId::kCudaDecodeSm90) {
     why_not = {"it has none"};
   }
   if (why_not.empty()) return FitBackward(id, problem, device, {"asked for by name"});

@@ -207,6 +207,8 @@ Status CpuLane::RunAlone(const WorkItem& item) {
   switch (item.selection.kernel) {
     case KernelId::kCpuFlash:
       return run([&] { CpuFlashGradients(a, *item.gradients, item.stop); });
+    case KernelId::kCpuFlashAmx:
+      return run([&] { CpuFlashAmxGradients(a, *item.gradients, item.stop); });
     case KernelId::kCpuReference:
       if (!item.gradients) return run([&] { ParallelReference(a, item.stop); });
       return run([&] { CpuReferenceGradients(a, *item.gradients, item.stop); });

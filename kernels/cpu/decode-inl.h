@@ -25,6 +25,7 @@
 #include "hwy/highway.h"
 #include "kernels/contract/softmax_state.h"
 #include "kernels/cpu/decode.h"
+#include "kernels/cpu/decode_amx-inl.h"
 #include "kernels/cpu/decode_math-inl.h"
 #include "kernels/cpu/decode_run-inl.h"
 #include "kernels/cpu/flash_pack-inl.h"
@@ -42,6 +43,7 @@ void DecodeRun::Attend(KeyRange keys) {
   std::fill(s_.sum, s_.sum + rows_, 0.0f);
   for (int64_t r = 0; r < rows_; ++r) std::fill(O(r), O(r) + v_shape_.width, 0.0f);
   if (keys.begin >= keys.end) return;
+  if (tiles_) CurrentTileUnit().begin();
   const auto first_of = [&](int64_t block) { return std::max(keys.begin - block, int64_t{0}); };
   const auto last_of = [&](int64_t block) { return std::min(keys.end - block, kKeyTile); };
   BlockRows two[2], v;
@@ -68,6 +70,7 @@ void DecodeRun::Attend(KeyRange keys) {
     if (v_shape_.widened) Widen(v_shape_, p_.dim_v, first, last, s_.v, &v);
     AddValues(v, first, last, fetch_k);
   }
+  if (tiles_) CurrentTileUnit().end();
 }
 
 // Turns q.k of a block's keys [first, last) into weights, for the rows that see any of them.
@@ -178,6 +181,12 @@ template <DType kType>
 void DecodeRun::AddValuesOf(const BlockRows& values, int64_t first, int64_t last,
                             const NextRows& next) {
   int64_t r = 0;
+#if ATTEND_IS_AVX512(HWY_TARGET)
+  if (tiles_ && whole_count_ > 0 && PackValueTiles(values, next.Part(0, whole_count_, rows_))) {
+    AddValueTiles();
+    r = whole_count_;
+  }
+#endif
   for (; r + 4 <= whole_count_; r += 4) {
     AddRows<kType, 4, false>(values, first, last, whole_ + r, next.Part(r, r + 4, rows_));
   }

@@ -39,6 +39,7 @@ class DecodeRun {
         v_shape_(ShapeOf(p_.dtype, p_.dim_v)),
         plain_(ScaledLate(p_)),
         pairs_(kHavePairs && k_shape_.type == DType::kBFloat16 && TakesPairs(p_)),
+        tiles_(pairs_ && tile.amx && p_.dim % kAmxBlock == 0 && p_.dim_v % kAmxBlock == 0),
         bits_(HasBits(a_)),
         unit_(static_cast<double>(UnitOf(p_))),
         to_log2_(static_cast<float>(unit_ * 1.44269504088896341)) {}
@@ -72,6 +73,17 @@ class DecodeRun {
   float* Merged(int64_t r) const { return s_.down + r * kHeadDimMax; }
   float* Scores(int64_t r) const { return s_.s + r * kKeyTile; }
 
+  // For decode_amx-inl.h: Q, a block's V, and its weights.
+  int64_t TileLanes() const { return rows_ <= kLanes ? kLanes : kAmxPanelLanes; }
+  float* QueryTiles() const { return s_.q_pairs + kAmxPanelLanes * kHeadDimMax / 2; }
+  uint16_t* ValueTiles() const { return reinterpret_cast<uint16_t*>(s_.v); }
+  uint16_t* WeightTiles() const { return ValueTiles() + kKeyTile * kHeadDimMax; }
+  static_assert(sizeof(Scratch::v) >= (kHeadDimMax + kAmxBlock) * kKeyTile * sizeof(uint16_t));
+  void PackTiles();
+  void DotTiles(const BlockRows& keys, int64_t first, int64_t last, const NextRows& next);
+  bool PackValueTiles(const BlockRows& values, const NextRows& next);
+  void AddValueTiles();
+
   void Locate(const ConstTensorView& view, int64_t block, int64_t first, int64_t last,
               BlockRows* rows) const;
   void Widen(const RowShape& shape, int64_t dim, int64_t first, int64_t last, float* out,
@@ -81,7 +93,7 @@ class DecodeRun {
   template <DType kType, class Element>
   void DotOf(const BlockRows& keys, int64_t first, int64_t last, const NextRows& next,
              const Element* q);
-  void DotPairsOf(const BlockRows& keys, int64_t first, int64_t last, const NextRows& next);
+  void DotUnpaired(const BlockRows& keys, int64_t first, int64_t last);
   void Weigh(int64_t block, int64_t first, int64_t last);
   void FinishScores(int64_t r, int64_t block, int64_t begin, int64_t end);
   void MaskScores(int64_t r, int64_t begin, int64_t end);
@@ -106,6 +118,7 @@ class DecodeRun {
   const RowShape v_shape_;
   const bool plain_;  // scores are q.k without scale
   const bool pairs_;  // q.k is added in pairs, except for the rows of `unpaired_`
+  const bool tiles_;  // in tiles, as far as they can
   const bool bits_;   // the bias is a mask of bits
   // One unit of a score, in units of problem.h and in powers of two.
   const double unit_;
@@ -131,6 +144,9 @@ void DecodeRun::PackQuery() {
     });
     if (pairs_) PackPairs(r, static_cast<const uint16_t*>(a_.q.data) + index);
   }
+#if ATTEND_IS_AVX512(HWY_TARGET)
+  if (tiles_) PackTiles();
+#endif
 }
 
 // `row` is row r of Q in bf16; s_.rows holds it as fp32.
@@ -185,9 +201,13 @@ void DecodeRun::Dot(const BlockRows& keys, int64_t first, int64_t last, const Ne
     case DType::kFloat16:
       return DotOf<DType::kFloat16>(keys, first, last, next, Q(0));
     case DType::kBFloat16:
-      if constexpr (kHavePairs) {
-        if (pairs_) return DotPairsOf(keys, first, last, next);
+#if ATTEND_IS_AVX512(HWY_TARGET)
+      if (pairs_) {
+        tiles_ ? DotTiles(keys, first, last, next)
+               : DotOf<DType::kBFloat16>(keys, first, last, next, Pairs(0));
+        return DotUnpaired(keys, first, last);
       }
+#endif
       return DotOf<DType::kBFloat16>(keys, first, last, next, Q(0));
     case DType::kFloat32:
       return DotOf<DType::kFloat32>(keys, first, last, next, Q(0));
@@ -225,11 +245,9 @@ HWY_NOINLINE void DecodeRun::DotOf(const BlockRows& keys, int64_t first, int64_t
   }
 }
 
-// Computes all rows in pairs, then again without pairs those that do not fit them.
-void DecodeRun::DotPairsOf(const BlockRows& keys, int64_t first, int64_t last,
-                           const NextRows& next) {
+// Computes again, without pairs, the rows that do not fit them.
+void DecodeRun::DotUnpaired(const BlockRows& keys, int64_t first, int64_t last) {
   constexpr int64_t kKeys = 8;
-  DotOf<DType::kBFloat16>(keys, first, last, next, Pairs(0));
   for (int64_t n = 0; n < unpaired_count_; ++n) {
     const int64_t r = unpaired_[n];
     for (int64_t j = first / kKeys * kKeys; j < last; j += kKeys) {

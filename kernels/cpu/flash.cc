@@ -108,6 +108,7 @@ class TileWalk {
     if (decodes_) {
       tile = cpu_flash::DecodeTile(a, sequence_, b_, head_ / group);
       tile.stop = StopOf(stops_, at_);
+      tile.amx = at_ >= amx_from_ && tile.heads * tile.rows > kDecodeRowsAlways;
       head_ += group;
       if (head_ == a.problem.heads_q) EndDecode();
       return true;
@@ -271,8 +272,7 @@ class Wave {
 
   void RunTask(const Task& task, Scratch* scratch) {
     const Tile& tile = task.tile;
-    if (tile.amx) return functions_.amx(tile, scratch);
-    if (!tile.decodes) return functions_.tile(tile, scratch);
+    if (!tile.decodes) return (tile.amx ? functions_.amx : functions_.tile)(tile, scratch);
     if (task.join < 0) return functions_.decode.whole(tile, functions_.tile, scratch);
     const auto n = static_cast<size_t>(task.join);
     float* partials = partials_.get() + joins_[n].partials;
@@ -296,12 +296,10 @@ void RunInline(std::span<const Attention* const> batch, std::span<const StopFlag
   Scratch* scratch = ThreadScratch();
   TileWalk walk(batch, stops, amx_from, MostRows());
   for (Tile tile; walk.Next(tile);) {
-    if (tile.amx) {
-      functions.amx(tile, scratch);
-    } else if (tile.decodes) {
+    if (tile.decodes) {
       functions.decode.whole(tile, functions.tile, scratch);
     } else {
-      functions.tile(tile, scratch);
+      (tile.amx ? functions.amx : functions.tile)(tile, scratch);
     }
   }
 }

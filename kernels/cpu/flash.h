@@ -25,7 +25,7 @@ namespace attend {
 //
 // Attentions from index `amx_from` on are computed by cpu_flash_amx, which Select has chosen for
 // them: sequences of more than kDecodeRows query rows of a KV head in the tile unit (tile_unit.h),
-// others as cpu_flash does.
+// and what is decoded of more than kDecodeRowsAlways; others as cpu_flash does.
 void CpuFlash(std::span<const Attention* const> batch, std::span<const StopFlag* const> stops = {},
               size_t amx_from = SIZE_MAX);
 

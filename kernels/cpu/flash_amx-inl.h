@@ -35,6 +35,7 @@
 #include <cstring>
 
 #include "hwy/highway.h"
+#include "kernels/cpu/flash_math-inl.h"
 #include "kernels/cpu/flash_pack-inl.h"
 #include "kernels/cpu/flash_tile-inl.h"
 #include "kernels/cpu/flash_tile.h"
@@ -47,19 +48,6 @@ namespace HWY_NAMESPACE {
 #if ATTEND_IS_AVX512(HWY_TARGET)
 
 constexpr float kValueScale = 0x1p32f;
-
-// Each lane's two numbers rounded to bf16, the even one in the lower half. In assembly, as
-// AddPairs.
-HWY_INLINE V32 RoundToPairs(V32 even, V32 odd) {
-  alignas(64) static constexpr uint16_t kPairs[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const VWords order = hn::Load(Words(), kPairs);
-  V32 pairs;
-  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(pairs.raw) : "v"(odd.raw), "v"(even.raw));
-  asm("vpermw %0, %1, %0" : "+v"(pairs.raw) : "v"(order.raw));
-  return pairs;
-}
 
 class AmxRun : public TileRun {
  public:

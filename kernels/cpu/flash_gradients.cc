@@ -13,16 +13,16 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
-#include <new>
 #include <tuple>
 #include <type_traits>
 #include <vector>
 
 #include "kernels/contract/attention_slice.h"
+#include "kernels/contract/decode_rule.h"
 #include "kernels/cpu/flash_gradients_measure.h"
 #include "kernels/cpu/flash_gradients_plan.h"
 #include "kernels/cpu/flash_gradients_tile.h"
+#include "kernels/cpu/floats.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/reference/reference_gradients.h"
 
@@ -30,6 +30,7 @@ namespace attend {
 namespace {
 
 using cpu_flash::CeilDiv;
+using cpu_flash::Floats;
 using cpu_flash::GradientFunctions;
 using cpu_flash::GradientScratch;
 using cpu_flash::GradientStep;
@@ -55,27 +56,6 @@ constexpr size_t kWaveHeads = 4096;
 // Keys and rows of a task of the separate dBias pass.
 constexpr int64_t kBiasKeys = 6 * kGradientKeys;
 constexpr int64_t kBiasRows = 4 * kGradientRows;
-// Memory for sums, aligned for any vector and not zeroed.
-class Floats {
- public:
-  void Reserve(int64_t count) {
-    if (count <= held_) return;
-    floats_.reset();  // first, so that both never exist at once
-    held_ = 0;
-    floats_.reset(static_cast<float*>(
-        ::operator new(static_cast<size_t>(count) * sizeof(float), kAlignment)));
-    held_ = count;
-  }
-  float* at(int64_t n) { return floats_.get() + n; }
-
- private:
-  static constexpr std::align_val_t kAlignment{128};
-  struct Delete {
-    void operator()(float* floats) const { ::operator delete(floats, kAlignment); }
-  };
-  std::unique_ptr<float[], Delete> floats_;
-  int64_t held_ = 0;
-};
 
 void ZeroRows(const TensorView& to, DType dtype, int64_t dim, int64_t b, int64_t h, int64_t first,
               int64_t rows) {
@@ -117,12 +97,13 @@ Gradients SliceOf(const Attention& a, const Gradients& g, int64_t b, int64_t h_k
 
 class Backward {
  public:
-  Backward(const Attention& a, const Gradients& g, const StopFlag* stop)
+  Backward(const Attention& a, const Gradients& g, const StopFlag* stop, bool amx)
       : a_(a),
         g_(g),
         p_(a.problem),
         stop_(stop),
         functions_(cpu_flash::ChooseGradientFunctions()),
+        amx_(amx && functions_.tiles),
         bias_(g.d_bias.data != nullptr),
         bias_shared_(bias_ && SharesBias(a.problem, g.d_bias)) {}
 
@@ -182,6 +163,8 @@ class Backward {
         [&](int64_t n) { body((*items)[static_cast<size_t>(n)]); }, stop_);
   }
 
+  // Whether a sequence runs in tiles. Few rows would leave most of one empty.
+  bool TakesTiles(const Sequence& s) const { return amx_ && s.q_len > kDecodeRows / p_.group(); }
   GradientTask TaskOf(size_t n, int64_t band, int64_t slab);
   uint8_t* ComputedOf(size_t n) { return computed_.data() + computed_at_[n]; }
   cpu_flash::PartialQueries PartsOf(size_t n, const GradientTask& first_slab) {
@@ -195,6 +178,7 @@ class Backward {
   const Problem& p_;
   const StopFlag* const stop_;
   const GradientFunctions functions_;
+  const bool amx_;
   bool finds_errors_ = false;  // some row's delta may be off
   const bool bias_;
   const bool bias_shared_;  // a separate pass adds it up
@@ -284,16 +268,15 @@ GradientTask Backward::TaskOf(size_t n, int64_t band, int64_t slab) {
   const Sequence& s = head.sequence;
   const int64_t first_head = band / head.row_bands * head.heads;
   const int64_t row = band % head.row_bands * head.rows;
-  GradientTask task{
-      .attention = &a_,
-      .gradients = &g_,
-      .sequence = s,
-      .b = head.b,
-      .head = head.h_kv * p_.group() + first_head,
-      .heads = std::min(head.heads, p_.group() - first_head),
-      .row = row,
-      .rows = std::min(head.rows, s.q_len - row),
-      .keys = {slab * head.slab_keys, std::min(s.k_len, (slab + 1) * head.slab_keys)}};
+  GradientTask task{.attention = &a_,
+                    .gradients = &g_,
+                    .sequence = s,
+                    .b = head.b,
+                    .head = head.h_kv * p_.group() + first_head,
+                    .heads = std::min(head.heads, p_.group() - first_head),
+                    .row = row,
+                    .rows = std::min(head.rows, s.q_len - row),
+                    .keys = head.Slab(slab)};
   const int64_t lane = task.keys.begin;
   if (g_.d_q.data != nullptr) task.d_q = floats_.at(head.d_q + slab * head.part);
   if (g_.d_k.data != nullptr) task.d_k = floats_.at(head.d_k + lane * PaddedDim(p_.dim));
@@ -304,6 +287,7 @@ GradientTask Backward::TaskOf(size_t n, int64_t band, int64_t slab) {
   }
   task.begins = band == 0;
   task.d_bias = bias_ && !bias_shared_;
+  task.amx = TakesTiles(s);
   task.measured = measured();
   task.careful = &careful_[n];
   task.special = &special_[n];
@@ -468,6 +452,7 @@ void Backward::AddBias(int64_t b, int64_t h_kv, const KeyRange& keys, int64_t ro
   task.rows = rows;
   task.keys = present;
   task.d_bias = true;
+  task.amx = TakesTiles(s);
   task.careful = &bias_careful_;
   task.special = &bias_special_;
   functions_.run(task, ThreadScratch());
@@ -492,7 +477,12 @@ void Backward::Redo() {
 
 void CpuFlashGradients(const Attention& attention, const Gradients& gradients,
                        const StopFlag* stop) {
-  Backward(attention, gradients, stop).Run();
+  Backward(attention, gradients, stop, /*amx=*/false).Run();
+}
+
+void CpuFlashAmxGradients(const Attention& attention, const Gradients& gradients,
+                          const StopFlag* stop) {
+  Backward(attention, gradients, stop, /*amx=*/true).Run();
 }
 
 }  // namespace attend

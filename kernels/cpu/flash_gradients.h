@@ -26,4 +26,10 @@ namespace attend {
 void CpuFlashGradients(const Attention& attention, const Gradients& gradients,
                        const StopFlag* stop = nullptr);
 
+// The same as cpu_flash_amx: sequences with more rows than are decoded have their products in AMX
+// tiles (flash_gradients_amx-inl.h). Q and O are bf16, |scale| is at most kFlushedScaleMax, and
+// there is a tile unit (tile_unit.h) and AVX512_BF16. Scratch is about 1 MiB per thread.
+void CpuFlashAmxGradients(const Attention& attention, const Gradients& gradients,
+                          const StopFlag* stop = nullptr);
+
 }  // namespace attend

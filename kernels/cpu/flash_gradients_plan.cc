@@ -8,10 +8,12 @@
 namespace attend::cpu_flash {
 namespace {
 
-// Tasks to cut a sequence into, as far as slabs do not fall below the least keys. Cuts affect bits,
-// so they do not depend on the number of sequences.
+// Tasks to cut a sequence into: down to slabs of one key tile at least, more if slabs have many
+// keys. Each slab finds its rows' terms and makes a part of dQ. Cuts affect bits, so they do not
+// depend on the number of sequences.
+constexpr int64_t kTasksLeast = 32;
 constexpr int64_t kTasksWanted = 64;
-constexpr int64_t kSlabKeysMin = 5 * kGradientKeys;
+constexpr int64_t kSlabKeys = 5 * kGradientKeys;
 constexpr int64_t kSlabKeysMax = 20 * kGradientKeys;
 
 // Memory for partial sums: one slab's part of dQ, and all parts of a KV head.
@@ -25,11 +27,9 @@ KeyHead MakeKeyHead(const Attention& a, int64_t b, int64_t h_kv) {
   KeyHead head{.b = b, .h_kv = h_kv, .sequence = SequenceOf(a, b)};
   const Sequence& s = head.sequence;
   if (s.k_len > 0) {
-    const int64_t wanted = CeilDiv(kTasksWanted, p.heads_kv);
-    const int64_t most = std::max<int64_t>(1, s.k_len / kSlabKeysMin);
-    const int64_t slabs = std::max(std::min(wanted, most), CeilDiv(s.k_len, kSlabKeysMax));
-    head.slab_keys = CeilDiv(CeilDiv(s.k_len, slabs), kGradientKeys) * kGradientKeys;
-    head.slabs = CeilDiv(s.k_len, head.slab_keys);
+    const int64_t few = std::min(CeilDiv(kTasksLeast, p.heads_kv), CeilDiv(s.k_len, kGradientKeys));
+    const int64_t many = std::min(CeilDiv(kTasksWanted, p.heads_kv), s.k_len / kSlabKeys);
+    head.slabs = std::max({few, many, CeilDiv(s.k_len, kSlabKeysMax)});
   }
   const int64_t floats = std::min(kPartFloats, kPartsFloats / std::max<int64_t>(1, head.slabs));
   const int64_t most = std::max(kGradientRows, floats / PaddedDim(p.dim));

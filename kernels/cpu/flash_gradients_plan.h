@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/contract/gradients.h"
@@ -20,7 +21,6 @@ struct KeyHead {
   int64_t b = 0;
   int64_t h_kv = 0;
   Sequence sequence;
-  int64_t slab_keys = 0;
   int64_t slabs = 0;  // 0 if there is no key
   // A band is at most this many heads, and this many rows of each.
   int64_t heads = 0;
@@ -34,6 +34,13 @@ struct KeyHead {
   int64_t band_rows() const { return PaddedRows(heads * rows); }
 
   int64_t lanes() const { return PaddedKeys(sequence.k_len); }
+  // Slab n: whole key tiles, divided evenly.
+  KeyRange Slab(int64_t n) const {
+    const int64_t tiles = CeilDiv(sequence.k_len, kGradientKeys);
+    const int64_t count = std::max<int64_t>(1, slabs);
+    return {n * tiles / count * kGradientKeys,
+            std::min(sequence.k_len, (n + 1) * tiles / count * kGradientKeys)};
+  }
 };
 
 KeyHead MakeKeyHead(const Attention& a, int64_t b, int64_t h_kv);

@@ -33,11 +33,18 @@ struct LanePanel {
 };
 
 HWY_INLINE int64_t CountVectors(int64_t lanes) { return (lanes + kLanes - 1) / kLanes; }
-HWY_INLINE int64_t CountPanels(int64_t lanes) {
-  return (CountVectors(lanes) + kPanelVectors - 1) / kPanelVectors;
+// AMX's panels begin at multiples of their lanes.
+constexpr int64_t kAmxPanelVectors = kAmxPanelLanes / kLanes;
+HWY_INLINE int64_t CountPanels(int64_t lanes, bool amx = false) {
+  const int64_t most = amx ? kAmxPanelVectors : kPanelVectors;
+  return (CountVectors(lanes) + most - 1) / most;
 }
-HWY_INLINE LanePanel PanelOf(int64_t lanes, int64_t n) {
+HWY_INLINE LanePanel PanelOf(int64_t lanes, int64_t n, bool amx = false) {
   const int64_t vectors = CountVectors(lanes);
+  if (amx) {
+    const int64_t left = vectors - n * kAmxPanelVectors;
+    return {n * kAmxPanelLanes, static_cast<int>(std::min(left, kAmxPanelVectors))};
+  }
   const int64_t count = CountPanels(lanes);
   const int64_t first = n * vectors / count;
   return {first * kLanes, static_cast<int>((n + 1) * vectors / count - first)};
@@ -226,8 +233,8 @@ HWY_INLINE bool StoreKeySums(const GradientTask& task, const float* sums, const 
   bool finite = true;
   for (int64_t tile = task.keys.begin; tile < task.keys.end; tile += kGradientKeys) {
     const int64_t keys = std::min(kGradientKeys, task.keys.end - tile);
-    for (int64_t n = 0; n < CountPanels(keys); ++n) {
-      const LanePanel panel = PanelOf(keys, n);
+    for (int64_t n = 0; n < CountPanels(keys, task.amx); ++n) {
+      const LanePanel panel = PanelOf(keys, n, task.amx);
       const float* const from = sums + (tile - task.keys.begin + panel.lane) * PaddedDim(dim);
       for (int64_t at = 0; at < panel.width(); at += kTurned) {
         TurnOut(from + at, panel.width(), dim, kRowStride, rows);

@@ -39,9 +39,11 @@ class GradientRun {
         s_(*scratch),
         sequence_(task.sequence),
         row_count_(task.count()),
+        listed_(task.listed),
         plain_(ScaledLate(p_)),
         bits_(HasBits(a_)),
         unit_(UnitOf(p_)) {}
+  virtual ~GradientRun() = default;
 
   void Run() {
     Begin();
@@ -67,17 +69,18 @@ class GradientRun {
     }
   }
 
- private:
+ protected:
+  int64_t RowAt(int64_t n) const { return listed_ == nullptr ? n : listed_[n]; }
   int64_t HeadOf(int64_t row) const { return task_.head + row / task_.rows; }
   int64_t RowOf(int64_t row) const { return task_.row + row % task_.rows; }
   RowId IdOf(int64_t row) const { return {task_.b, HeadOf(row), RowOf(row)}; }
 
   void Begin();
-  void LoadKeys();
+  virtual void LoadKeys();
   void LookAtKeys(const LanePanel& panel, bool values);
-  void LoadRow(int64_t row, int64_t at);
+  void LoadRow(int64_t row, int64_t at, bool wide);
   bool LoadRows(int64_t first, int64_t count);
-  void TileStep(int64_t first, int64_t count, const RowsKeys& seen);
+  virtual void TileStep(int64_t first, int64_t count, const RowsKeys& seen);
   template <int kVectors>
   void PanelStep(const LanePanel& panel, int64_t count, bool masked);
   template <int kVectors>
@@ -114,10 +117,12 @@ class GradientRun {
   GradientScratch& s_;
   const Sequence& sequence_;
   const int64_t row_count_;
-  const bool plain_;  // scores are q.k without scale
-  const bool bits_;   // the bias is a mask of bits
-  const float unit_;  // factor of scores, after subtracting the shift
-  int64_t tile_ = 0;  // first key of the key tile, and its number of keys
+  const int32_t* listed_;    // task_.listed, or rows that the task computes apart
+  const bool plain_;         // scores are q.k without scale
+  const bool bits_;          // the bias is a mask of bits
+  const float unit_;         // factor of scores, after subtracting the shift
+  float d_weight_unit_ = 1;  // factor of products dO V
+  int64_t tile_ = 0;         // first key of the key tile, and its number of keys
   int64_t keys_ = 0;
   int64_t last_ = std::numeric_limits<int64_t>::max();  // no row sees a key from here on
   int64_t loaded_ = 0;                                  // keys of the tile before last_
@@ -159,8 +164,8 @@ void GradientRun::LoadKeys() {
     std::fill(row + loaded, row + PaddedDim(p_.dim), 0.0f);
   }
   const bool values = task_.step != GradientStep::kCorrect;
-  for (int64_t n = 0; n < CountPanels(keys_); ++n) {
-    const LanePanel panel = PanelOf(keys_, n);
+  for (int64_t n = 0; n < CountPanels(keys_, task_.amx); ++n) {
+    const LanePanel panel = PanelOf(keys_, n, task_.amx);
     if (panel.lane >= loaded_) break;
     for (int64_t lane = panel.lane; lane < panel.lane + panel.width(); lane += kTurned) {
       const int64_t at = lane - panel.lane;
@@ -203,16 +208,19 @@ void GradientRun::LookAtKeys(const LanePanel& panel, bool values) {
   }
 }
 
-// Loads one row into place `at` of the tile of rows.
-void GradientRun::LoadRow(int64_t row, int64_t at) {
+// Loads one row into place `at` of the tile of rows; without `wide`, its Q and dO only if its terms
+// are not known yet.
+void GradientRun::LoadRow(int64_t row, int64_t at, bool wide) {
   const RowId id = IdOf(row);
   float* const q = s_.q + at * kRowStride;
   float* const d_o = s_.d_o + at * kRowStride;
-  LoadQuery(a_, g_, sequence_, id, q, d_o);
-  std::fill(q + p_.dim, q + PaddedDim(p_.dim), 0.0f);
-  std::fill(d_o + p_.dim_v, d_o + PaddedDim(p_.dim_v), 0.0f);
-  s_.row[at] = row;
   RowTerms* const terms = task_.states == nullptr ? &s_.own_terms[at] : &task_.states[row].terms;
+  if (wide || task_.states == nullptr || !terms->known) {
+    LoadQuery(a_, g_, sequence_, id, q, d_o);
+    std::fill(q + p_.dim, q + PaddedDim(p_.dim), 0.0f);
+    std::fill(d_o + p_.dim_v, d_o + PaddedDim(p_.dim_v), 0.0f);
+  }
+  s_.row[at] = row;
   s_.terms[at] = terms;
   if (task_.step == GradientStep::kMeasure) {
     *terms = {.shift = task_.measured[TermsIndex(p_, sequence_, id)].shift};
@@ -244,7 +252,7 @@ void GradientRun::LoadRow(int64_t row, int64_t at) {
 bool GradientRun::LoadRows(int64_t first, int64_t count) {
   bool special = false;
   for (int64_t n = 0; n < count; ++n) {
-    LoadRow(task_.RowAt(first + n), n);
+    LoadRow(RowAt(first + n), n, /*wide=*/true);
     if (!s_.terms[n]->special) continue;
     special = true;
     if (s_.begin[n] < s_.end[n] && task_.special != nullptr) task_.special->store(true);
@@ -293,7 +301,7 @@ void GradientRun::Draw(const LanePanel& panel, int64_t count) {
   for (int64_t t = 0; t < count; ++t) {
     const int64_t row = a_.dropout.row + RowOf(s_.row[t]);
     const int64_t in_head = s_.row[t] % task_.rows;
-    const bool paired = task_.listed == nullptr;
+    const bool paired = listed_ == nullptr;
     uint16_t* const own = s_.draws + t * kDrawStride;
     uint16_t* low = own;
     uint16_t* high = spare;

@@ -54,8 +54,8 @@ void GradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen) {
   careful_ = LoadRows(first, count) || special_keys_;
   sums_begun_ = false;
   KeyRange lanes{keys_, 0};  // of the panels seen, which are neighbours
-  for (int64_t n = 0; n < CountPanels(keys_); ++n) {
-    const LanePanel panel = PanelOf(keys_, n);
+  for (int64_t n = 0; n < CountPanels(keys_, task_.amx); ++n) {
+    const LanePanel panel = PanelOf(keys_, n, task_.amx);
     const int64_t begin = tile_ + panel.lane;
     const int64_t end = tile_ + std::min(keys_, panel.lane + panel.width());
     if (seen.any.begin >= end || seen.any.end <= begin) continue;
@@ -268,7 +268,7 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
   const F32 d;
   const V32 hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
   const V32 none = hn::Set(d, careful_ ? -0.0f : 0.0f);
-  const V32 kept = hn::Set(d, DropoutScale(p_.dropout));
+  const V32 kept = hn::Set(d, DropoutScale(p_.dropout) * d_weight_unit_);
   const int64_t offset = (p_.key_offset + tile_ + panel.lane) % kDropoutTile;
   for (int64_t t = 0; t < count; ++t) {
     const V32 less = hn::Set(d, s_.terms[t]->less);
@@ -281,12 +281,12 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
       const auto unseen = hn::Eq(x, hidden);
       const V32 p = Exp2(x, kLog2e);
       const V32 d_weight = hn::Load(d, s_.d_weight + at);
-      V32 moved = hn::Sub(d_weight, less);
+      V32 moved = hn::MulSub(d_weight, kept, less);
       V32 factor_of_v = kRare ? hn::IfThenElse(unseen, none, p) : p;
       if constexpr (kDropout) {
         const auto dropped =
             DroppedLanes(s_.draws + t * kDrawStride + offset + n * kLanes, p_.dropout);
-        moved = hn::IfThenElse(dropped, hn::Neg(less), hn::MulSub(d_weight, kept, less));
+        moved = hn::IfThenElse(dropped, hn::Neg(less), moved);
         factor_of_v = hn::IfThenElse(dropped, none, factor_of_v);
       }
       // However small its weight, a visible key passes on an Inf.
@@ -409,7 +409,7 @@ HWY_NOINLINE void GradientRun::AddQueries(int64_t dim, int64_t first, int64_t co
     }
     const float* const keys = s_.k_rows + lanes.begin * kRowStride + dim;
     const int64_t key_count = lanes.end - lanes.begin;
-    if (task_.listed == nullptr) {
+    if (listed_ == nullptr) {
       float* const to = task_.d_q + (first + n) * stride + dim;
       careful_ ? ScoreBlock<kVectors, true, true>(block, keys, key_count, to, kRowStride, stride)
                : ScoreBlock<kVectors, true>(block, keys, key_count, to, kRowStride, stride);
@@ -426,10 +426,6 @@ HWY_NOINLINE void GradientRun::AddQueries(int64_t dim, int64_t first, int64_t co
       }
     }
   }
-}
-
-void RunGradients(const GradientTask& task, GradientScratch* scratch) {
-  GradientRun(task, scratch).Run();
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -24,6 +24,12 @@ static_assert(kGradientKeys % kPanelLanesMax == 0);
 // Query rows processed together against a key tile.
 inline constexpr int64_t kGradientRows = 64;
 
+// Strides of rows in tiles: of elements of Q and dO, of pairs of rows, and of dS.
+inline constexpr int64_t kAmxRowStride = kHeadDimMax + kAmxBlock;
+inline constexpr int64_t kAmxTurnedStride = kGradientRows / 2 + 16;
+inline constexpr int64_t kAmxScoreStride = kGradientKeys + kAmxBlock;
+static_assert(kGradientKeys % kAmxBlock == 0 && kGradientRows % kAmxBlock == 0);
+
 // Lanes of the widest vector of any instruction set.
 inline constexpr int64_t kLanesMax = 16;
 
@@ -112,6 +118,7 @@ struct GradientTask {
   float* d_v = nullptr;
   bool begins = false;
   bool d_bias = false;  // add to dBias in place
+  bool amx = false;     // keys in AMX's panels, and kAdd's products in tiles
   // Set if a sum in dBias is NaN or Inf.
   std::atomic<bool>* careful = nullptr;
   // Set if some row has NaN or Inf among its inputs, so that its sums may too.
@@ -161,6 +168,22 @@ struct alignas(128) GradientScratch {
   uint16_t draws[(kGradientRows + 1) * kDrawStride];
   float rows[4 * kRowStride];  // a few rows during conversion
   float ones[kPanelLanesMax];
+  // For flash_gradients_amx-inl.h, in bf16, padded with zeros to whole blocks. Keys: panels of
+  // [pair of dims][lane], and K in blocks of columns, each [pair of keys][dim].
+  float amx_k[kGradientKeys * kHeadDimMax / 2];
+  float amx_v[kGradientKeys * kHeadDimMax / 2];
+  float amx_k_pairs[kGradientKeys * kHeadDimMax / 2];
+  // Rows: as they are, and turned, [dim][pair of rows]; dO times 2^32.
+  uint16_t amx_q[kGradientRows * kAmxRowStride];
+  uint16_t amx_d_o[kGradientRows * kAmxRowStride];
+  float amx_q_turned[kHeadDimMax * kAmxTurnedStride];
+  float amx_d_o_turned[kHeadDimMax * kAmxTurnedStride];
+  // dS times 2^32 as [row][key], P or dS of one panel as [pair of rows][lane], and a product.
+  uint16_t amx_d_score[kGradientRows * kAmxScoreStride];
+  float amx_factors[kGradientRows * kAmxPanelLanes / 2];
+  float amx_product[kAmxBlock * kAmxPanelLanes];
+  int32_t others[kGradientRows];  // numbers of rows that tiles cannot compute
+  uint8_t unfit[kGradientKeys];   // keys that they cannot: 1, or 2 if K is not finite
   // By row: its number and terms, its visible keys and diagonal relative to the key tile, ALiBi's
   // slope, and its address in dBias.
   int64_t row[kGradientRows];
@@ -175,6 +198,7 @@ struct alignas(128) GradientScratch {
 
 // Functions for one instruction set.
 struct GradientFunctions {
+  bool tiles;  // `run` takes tasks for AMX
   void (*run)(const GradientTask& task, GradientScratch* scratch);
   // Sums the parts of a task's rows numbered [first, first + count) of dQ and stores them; sets
   // `errors`, by row, unless null. False if any sum is NaN or Inf.

@@ -116,6 +116,30 @@ HWY_INLINE V32 AddPairs(V32 sum, VWords a, VWords b) {
   return sum;
 }
 
+#if ATTEND_IS_AVX512(HWY_TARGET)
+
+// Each lane's two numbers rounded to bf16, the even one in the lower half. In assembly, as
+// AddPairs.
+HWY_INLINE V32 RoundToPairs(V32 even, V32 odd) {
+  alignas(64) static constexpr uint16_t kPairs[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const VWords order = hn::Load(Words(), kPairs);
+  V32 pairs;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(pairs.raw) : "v"(odd.raw), "v"(even.raw));
+  asm("vpermw %0, %1, %0" : "+v"(pairs.raw) : "v"(order.raw));
+  return pairs;
+}
+
+// The numbers of `low`, then those of `high`, rounded to bf16.
+HWY_INLINE VWords RoundBoth(V32 low, V32 high) {
+  VWords words;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(words.raw) : "v"(high.raw), "v"(low.raw));
+  return words;
+}
+
+#endif
+
 // Whether AddPairs may be used for a row of Q, given as fp32 and padded with zeros to whole
 // vectors. Its elements must be 0 or normal, so that none is lost however large K is, and at most
 // 2^60, so that subnormal elements of K do not matter: with D <= 256 and |scale| <= 2^20, those and

@@ -70,7 +70,7 @@ struct Tile {
   double work;           // relative cost; long tiles start first
   const StopFlag* stop;  // checked before every key tile; may be null
   bool decodes = false;  // all true rows of a KV head, for decode.h
-  bool amx = false;      // for flash_amx-inl.h
+  bool amx = false;      // for flash_amx-inl.h, or decode_amx-inl.h
 };
 
 // Lanes of the widest panel of any instruction set.

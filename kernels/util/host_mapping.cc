@@ -49,6 +49,14 @@ Result<void*> MapHostMemory(int64_t bytes) {
   return data;
 }
 
+void AdviseHugePages(void* data, int64_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const auto size = static_cast<uintptr_t>(kHugePageBytes);
+  const uintptr_t first = (begin + size - 1) / size * size;
+  const uintptr_t end = (begin + static_cast<uintptr_t>(bytes)) / size * size;
+  if (first < end) madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+}
+
 void UnmapHostMemory(void* data, int64_t bytes) {
   if (data != nullptr) munmap(data, static_cast<size_t>(RoundUp(bytes)));
 }

@@ -20,6 +20,9 @@ Result<void*> MapHostMemory(int64_t bytes);
 // `bytes` as passed to MapHostMemory.
 void UnmapHostMemory(void* data, int64_t bytes);
 
+// Asks for huge pages in memory from elsewhere, where it has whole ones. A hint.
+void AdviseHugePages(void* data, int64_t bytes);
+
 // Physical memory of the machine.
 int64_t PhysicalMemoryBytes();
 

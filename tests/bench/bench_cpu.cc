@@ -130,7 +130,8 @@ class Work {
   Work(const Case& c, const DeviceInfo& cpu, tbb::task_arena* arena)
       : arena_(arena),
         owned_(test::MakeAttention(c.spec, test::FreshSeed())),
-        amx_(Select(c.spec.problem, cpu)->kernel == KernelId::kCpuFlashAmx) {
+        amx_(Select(c.spec.problem, cpu)->kernel == KernelId::kCpuFlashAmx),
+        amx_backward_(SelectBackward(c.spec.problem, cpu)->kernel == KernelId::kCpuFlashAmx) {
     Forward();
     if (c.backward) {
       gradients_ = std::make_unique<test::OwnedGradients>(owned_.attention, test::FreshSeed());
@@ -144,9 +145,9 @@ class Work {
     constexpr double kBudget = 3e7;
     const Attention& a = owned_.attention;
     if (gradients_ == nullptr) return CheckRows(a, SampleRows(a, 1, kBudget));
-    return CheckGradients(a, gradients_->get(), 1, kBudget, nullptr, false);
+    return CheckGradients(a, gradients_->get(), 1, kBudget, nullptr, amx_backward_);
   }
-  bool amx() const { return amx_ && gradients_ == nullptr; }
+  bool amx() const { return gradients_ == nullptr ? amx_ : amx_backward_; }
   double flops() const {
     return gradients_ == nullptr ? Flops(owned_.attention) : BackwardFlops(owned_.attention);
   }
@@ -164,12 +165,17 @@ class Work {
     arena_->execute([&] { CpuFlash(batch, {}, amx_from); });
   }
   void Backward() {
-    arena_->execute([&] { CpuFlashGradients(owned_.attention, gradients_->get()); });
+    arena_->execute([&] {
+      const Attention& a = owned_.attention;
+      amx_backward_ ? CpuFlashAmxGradients(a, gradients_->get())
+                    : CpuFlashGradients(a, gradients_->get());
+    });
   }
 
   tbb::task_arena* const arena_;
   test::OwnedAttention owned_;
   const bool amx_;
+  const bool amx_backward_;
   std::unique_ptr<test::OwnedGradients> gradients_;
 };
 

@@ -26,15 +26,14 @@ Problem Rows(int64_t rows, DType dtype = DType::kBFloat16) {
   return test::MakeSpec(1, 4, 2, rows, 512, 64, 64, dtype).problem;
 }
 
-TEST(SelectAmx, TakesBf16WithMoreRowsThanAreDecoded) {
+TEST(SelectAmx, TakesBf16WithMoreThanFourRowsOfAKvHead) {
   const DeviceInfo cpu = Cpu({});
-  EXPECT_EQ(Select(Rows(13), cpu)->kernel, KernelId::kCpuFlashAmx);
-  EXPECT_EQ(Select(Rows(12), cpu)->kernel, KernelId::kCpuFlash) << "24 rows of a KV head";
-  EXPECT_THAT(std::string(Select(Rows(12), cpu)->why), HasSubstr("few query rows"));
+  EXPECT_EQ(Select(Rows(3), cpu)->kernel, KernelId::kCpuFlashAmx);
+  EXPECT_EQ(Select(Rows(2), cpu)->kernel, KernelId::kCpuFlash) << "4 rows of a KV head";
+  EXPECT_THAT(std::string(Select(Rows(2), cpu)->why), HasSubstr("few query rows"));
   for (const DType dtype : {DType::kFloat16, DType::kFloat32}) {
     EXPECT_EQ(Select(Rows(512, dtype), cpu)->kernel, KernelId::kCpuFlash);
   }
-  EXPECT_EQ(SelectBackward(Rows(512), cpu)->kernel, KernelId::kCpuFlash);
   Problem everything = Rows(512);
   everything.softcap = 30;
   everything.has_alibi = everything.has_sinks = everything.o_float32 = true;
@@ -43,6 +42,21 @@ TEST(SelectAmx, TakesBf16WithMoreRowsThanAreDecoded) {
   everything.mask.right = 0;
   SetBias(DType::kFloat32, &everything);
   EXPECT_EQ(Select(everything, cpu)->kernel, KernelId::kCpuFlashAmx);
+}
+
+TEST(SelectAmx, TakesTheBackwardPassOfTheSameProblemsWithAnOInBf16) {
+  const DeviceInfo cpu = Cpu({});
+  EXPECT_EQ(SelectBackward(Rows(13), cpu)->kernel, KernelId::kCpuFlashAmx);
+  EXPECT_EQ(SelectBackward(Rows(12), cpu)->kernel, KernelId::kCpuFlash);
+  EXPECT_EQ(SelectBackward(Rows(512, DType::kFloat16), cpu)->kernel, KernelId::kCpuFlash);
+  EXPECT_EQ(SelectBackward(Rows(512), Cpu("refused"))->kernel, KernelId::kCpuFlash);
+  EXPECT_EQ(SelectBackward(Rows(1), cpu, "cpu_flash_amx")->kernel, KernelId::kCpuFlashAmx);
+  Problem wide = Rows(512);
+  wide.o_float32 = true;
+  EXPECT_EQ(SelectBackward(wide, cpu)->kernel, KernelId::kCpuFlash);
+  EXPECT_EQ(SelectBackward(wide, cpu)->fallback, Fallback::kFloat32Output);
+  EXPECT_THAT(SelectBackward(wide, cpu, "cpu_flash_amx").status().message(),
+              HasSubstr("takes O in bf16"));
 }
 
 TEST(SelectAmx, LargeScalesGoWithoutIt) {
@@ -73,7 +87,7 @@ TEST(SelectAmx, ByNameIsRefusedWhereItCannotRun) {
   EXPECT_THAT(refusal(Rows(512), "the system refused it"), HasSubstr("the system refused it"));
   EXPECT_THAT(refusal(Rows(512, DType::kFloat16), {}), HasSubstr("AMX tiles take bf16"));
   EXPECT_EQ(Select(Rows(1), Cpu({}), "cpu_flash_amx")->kernel, KernelId::kCpuFlashAmx);
-  EXPECT_EQ(SelectBackward(Rows(512), Cpu({}), "cpu_flash_amx").status().code(),
+  EXPECT_EQ(SelectBackward(Rows(512), Cpu("refused"), "cpu_flash_amx").status().code(),
             Code::kUnimplemented);
 }
 
