@@ -29,7 +29,11 @@ void AddSessionLoad(CLI::App* command, std::string* number, SessionLoad* load) {
       ->needs(sessions)
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();
-  command->add_option("--decode", load->decode, "Steps of one token each after the prompt")
+  command
+      ->add_option(
+          "--decode", load->decode,
+          "Steps after the prompt, of one token each; with tree=T in the shape, of a draft of "
+          "T tokens, of which a random path is kept")
       ->needs(sessions)
       ->check(CLI::Range(1, 1 << 24))
       ->capture_default_str();

@@ -24,7 +24,7 @@ namespace attend::client {
 struct SessionLoad {
   int64_t sessions = 0;   // at once; 0: no session load
   int64_t context = 512;  // tokens of each prompt
-  int64_t decode = 64;    // steps of one token after it
+  int64_t decode = 64;    // steps after it, of one token or of a draft
   int32_t layers = 1;
   double fork_share = 0;  // share of sequences forked after the prompt; forks are decoded too
   double think_ms = 0;    // pause before each step

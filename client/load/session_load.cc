@@ -4,13 +4,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <deque>
 #include <future>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
+#include "client/load/token_history.h"
 #include "client/load/true_time.h"
 #include "client/session.h"
 #include "kernels/util/thread_name.h"
@@ -18,36 +19,30 @@
 namespace attend::client {
 namespace {
 
-// Expected number of verified steps of a verified sequence, besides its prompt and last step.
+// Expected and largest numbers of verified steps of a verified sequence, besides its prompt and
+// last step.
 constexpr double kStepsVerified = 8;
+constexpr int64_t kStepsVerifiedMax = 16;
 
-// K and V sent for one layer of a sequence, token by token (BLHD), so that the layer's contents at
-// any time are a prefix.
-struct History {
-  TensorRef k, v;  // tokens so far; the memory has room for all
+// Tokens that a step appends: of the draft, or one.
+int64_t StepTokens(const CallSpec& spec) { return std::max<int64_t>(1, spec.tree); }
 
-  static Result<History> Make(const CallSpec& spec, int64_t capacity) {
-    History history;
-    for (const auto& [name, dim, to] :
-         {std::tuple{"k", spec.dim, &history.k}, std::tuple{"v", spec.dim_v, &history.v}}) {
-      const auto made = HostTensor::Make(name, spec.dtype, {1, capacity, spec.heads_kv, dim});
-      if (!made.ok()) return made.status();
-      *to = *made;
-      to->shape[1] = to->bytes = 0;
-    }
-    return history;
+// Tokens of a sequence at most.
+int64_t Capacity(const LoadOptions& options) {
+  return options.session.context + options.session.decode * StepTokens(options.mix.front());
+}
+
+// A random token of the tree, and those that it sees: a path from a root.
+std::vector<int64_t> RandomPath(const TensorRef& tree, Random& random) {
+  const int64_t tokens = tree.shape[2];
+  const auto* const row =
+      static_cast<const uint8_t*>(tree.data) + random.Below(tokens) * RowBytes(DType::kBit, tokens);
+  std::vector<int64_t> path;
+  for (int64_t token = 0; token < tokens; ++token) {
+    if ((row[token / 8] >> (token % 8) & 1) != 0) path.push_back(token);
   }
-  void Append(const AttentionCall& call) {
-    for (const auto& [rows, to] : {std::pair{&call.k, &k}, std::pair{&call.v, &v}}) {
-      if (rows->bytes > 0) {
-        auto* const memory = static_cast<std::byte*>(const_cast<void*>(to->data));
-        std::memcpy(memory + to->bytes, rows->data, static_cast<size_t>(rows->bytes));
-      }
-      to->bytes += rows->bytes;
-      to->shape[1] += rows->shape[1];
-    }
-  }
-};
+  return path;
+}
 
 // One sequence and its fork, on a thread of its own.
 class Sequence {
@@ -86,17 +81,20 @@ class Sequence {
   };
 
   Status RunAll();
-  Status Decode(Session& session, Stream* stream, History& history);
-  // A prompt or a step, on all layers: makes fresh data, then calls. `keep`: keep the answer for
-  // verification.
+  Status Decode(Session& session, Stream* stream, TokenHistory& history);
+  // A prompt, or with `tree` not null a step, on all layers: makes fresh data, then calls. `keep`:
+  // keep the answer for verification. `*tree`: that of a step's draft, if the shape has one.
   struct Cost {
     int64_t begin = 0;    // first call's send
     int64_t ns = 0;       // of the calls only
     double bytes_in = 0;  // of tensors, to the server
     double bytes_out = 0;
   };
-  Result<Cost> Append(Session& session, int64_t tokens, bool keep, Stream* stream,
-                      History& history);
+  Result<Cost> Append(Session& session, bool keep, Stream* stream, TokenHistory& history,
+                      std::optional<TensorRef>* tree);
+  // Keeps a random path of the draft. Returns its tokens.
+  Result<int64_t> KeepPath(Session& session, const TensorRef& tree, TokenHistory& history,
+                           Cost* cost);
   void Think();
 
   const LoadOptions& options_;
@@ -127,13 +125,13 @@ Status Sequence::RunAll() {
     own = client_.OpenStream({.tenant = options_.tenant, .server = session->server()});
   }
   Stream* const stream = own == nullptr ? stream_ : own.get();
-  History history;
+  TokenHistory history;
   if (verified_) {
-    Result<History> made = History::Make(spec, load_.context + load_.decode);
+    Result<TokenHistory> made = TokenHistory::Make(spec, Capacity(options_));
     if (!made.ok()) return made.status();
     history = std::move(*made);
   }
-  const Result<Cost> prompt = Append(*session, load_.context, verified_, nullptr, history);
+  const Result<Cost> prompt = Append(*session, verified_, nullptr, history, nullptr);
   if (!prompt.ok()) return prompt.status();
   stats_.prompts_end = NowNs();
   stats_.prompt_ns.Record(prompt->ns);
@@ -143,35 +141,47 @@ Status Sequence::RunAll() {
   if (!fork.ok()) return fork.status();
   ++stats_.sessions;
   ++stats_.forks;
-  History forked;
+  TokenHistory forked;
   if (verified_) {
-    Result<History> made = History::Make(spec, load_.context + load_.decode);
+    Result<TokenHistory> made = history.Copy(spec, Capacity(options_));
     if (!made.ok()) return made.status();
     forked = std::move(*made);
-    AttentionCall same;
-    same.k = history.k;
-    same.v = history.v;
-    forked.Append(same);
   }
   ATTEND_RETURN_IF_ERROR(Decode(*session, stream, history));
   return Decode(*fork, stream, forked);
 }
 
-Status Sequence::Decode(Session& session, Stream* stream, History& history) {
+Status Sequence::Decode(Session& session, Stream* stream, TokenHistory& history) {
   const double share = kStepsVerified / static_cast<double>(load_.decode);
+  int64_t may_keep = kStepsVerifiedMax;
   for (int64_t step = 0; step < load_.decode && !interrupted_; ++step) {
     Think();
-    const bool keep = verified_ && (step + 1 == load_.decode || random_.Uniform() < share);
-    const Result<Cost> cost = Append(session, 1, keep, stream, history);
+    const bool last = step + 1 == load_.decode;
+    const bool keep = verified_ && (last || (random_.Uniform() < share && may_keep-- > 0));
+    std::optional<TensorRef> tree;
+    Result<Cost> cost = Append(session, keep, stream, history, &tree);
     if (!cost.ok()) return cost.status();
+    const Result<int64_t> tokens = tree ? KeepPath(session, *tree, history, &*cost) : 1;
+    if (!tokens.ok()) return tokens.status();
     stats_.steps_begin = std::min(stats_.steps_begin, cost->begin);
     stats_.steps_end = NowNs();
     stats_.step_ns.Record(cost->ns);
     stats_.step_bytes_in += cost->bytes_in;
     stats_.step_bytes_out += cost->bytes_out;
-    ++stats_.tokens;
+    stats_.tokens += *tokens;
   }
   return Status();
+}
+
+Result<int64_t> Sequence::KeepPath(Session& session, const TensorRef& tree, TokenHistory& history,
+                                   Cost* cost) {
+  const std::vector<int64_t> kept = RandomPath(tree, random_);
+  const int64_t length = session.length() - tree.shape[2];
+  const int64_t begin = NowNs();
+  ATTEND_RETURN_IF_ERROR(session.KeepDraft(length, kept));
+  cost->ns += NowNs() - begin;
+  if (verified_) history.KeepDraft(length, kept);
+  return std::ssize(kept);
 }
 
 double AnswerTensorBytes(const AttentionCall& call) {
@@ -192,17 +202,21 @@ Result<AttentionResult> AttendOn(Stream& stream, Session& session, int32_t layer
   return std::move(answer.result);
 }
 
-Result<Sequence::Cost> Sequence::Append(Session& session, int64_t tokens, bool keep, Stream* stream,
-                                        History& history) {
+Result<Sequence::Cost> Sequence::Append(Session& session, bool keep, Stream* stream,
+                                        TokenHistory& history, std::optional<TensorRef>* tree) {
   CallSpec spec = options_.mix.front();
-  spec.len_q = spec.len_k = tokens;
+  spec.len_q = spec.len_k = tree == nullptr ? load_.context : StepTokens(spec);
+  if (tree == nullptr) spec.tree = 0;
   CallOptions call_options;
   call_options.transport = options_.transport;
   Cost cost;
   for (int32_t layer = 0; layer < load_.layers; ++layer) {
     if (interrupted_) return Status(Code::kCancelled, "interrupted");
-    const Result<AttentionCall> call = MakeRandomCall(spec, random_.Bits());
+    Result<AttentionCall> call = MakeRandomCall(spec, random_.Bits());
     if (!call.ok()) return call.status();
+    // All layers have the same draft.
+    if (spec.tree > 0 && layer == 0) *tree = call->tree;
+    if (spec.tree > 0) call->tree = *tree;
     const bool remembered = verified_ && layer == layer_verified_;
     call_options.payload = keep && remembered ? Payload::kCopy : Payload::kDiscard;
     const int64_t begin = NowNs();
@@ -213,11 +227,15 @@ Result<Sequence::Cost> Sequence::Append(Session& session, int64_t tokens, bool k
     if (layer == 0) cost.begin = begin;
     cost.bytes_in += static_cast<double>(PayloadBytes(*call));
     cost.bytes_out += AnswerTensorBytes(*call);
-    if (remembered) history.Append(*call);
+    if (remembered) history.Append(call->k, call->v);
     if (!keep || !remembered) continue;
     Kept& kept = kept_.emplace_back(Kept{*call, std::move(*result)});
-    kept.call.k = history.k;
-    kept.call.v = history.v;
+    // The next step overwrites the tokens of this draft that are not kept.
+    Result<TokenHistory> all =
+        spec.tree > 0 ? history.Copy(spec, history.k.shape[1]) : Result<TokenHistory>(history);
+    if (!all.ok()) return all.status();
+    kept.call.k = std::move(all->k);
+    kept.call.v = std::move(all->v);
   }
   return cost;
 }
@@ -235,11 +253,12 @@ void Sequence::Think() {
 Status CheckMemory(const LoadOptions& options, int64_t verified) {
   const SessionLoad& load = options.session;
   CallSpec spec = options.mix.front();
-  spec.len_q = spec.len_k = load.context;
+  spec.len_q = spec.len_k = std::max(load.context, spec.tree);
   int64_t left = options.input_bytes_max;
   Status fits = TakeInputBytes(spec, load.sessions, &left);
-  spec.len_k = load.context + load.decode;
-  if (fits.ok()) fits = TakeInputBytes(spec, 2 * verified, &left);
+  spec.len_k = Capacity(options);
+  const int64_t copies = spec.tree > 0 ? 2 + kStepsVerifiedMax : 1;
+  if (fits.ok()) fits = TakeInputBytes(spec, 2 * verified * copies, &left);
   if (fits.ok()) return fits;
   return InvalidArgument(fits.message() + "; see --sessions, --context and --verify");
 }
@@ -249,11 +268,12 @@ Status CheckShape(const LoadOptions& options) {
     return InvalidArgument("--sessions takes one shape, not " + std::to_string(options.mix.size()));
   }
   const CallSpec& spec = options.mix.front();
-  if (spec.batch == 1 && spec.layout != v1::LAYOUT_LHD && !spec.ragged && !spec.bias) {
+  if (spec.batch == 1 && spec.layout != v1::LAYOUT_LHD && !spec.ragged && !spec.bias &&
+      !spec.bits) {
     return Status();
   }
   return InvalidArgument("--shape \"" + spec.text +
-                         "\": --sessions excludes B above 1, layout=lhd, ragged and bias");
+                         "\": --sessions excludes B above 1, layout=lhd, ragged, bias and bits");
 }
 
 }  // namespace

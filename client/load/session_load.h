@@ -2,8 +2,10 @@
 //
 // The load of `attend-client load --sessions`: many concurrent sequences, each with its own
 // session, as in language models. A sequence's prompt is appended and attended, then one token
-// after another, layer by layer, with a pause between tokens. Each sequence has a thread. Steps are
-// sent as calls, or over one stream per connection; prompts are always calls.
+// after another, layer by layer, with a pause between tokens. If the shape has a tree, a step is
+// one of speculative decoding: it appends and attends a draft of that many tokens, and keeps a
+// random path of it. Each sequence has a thread. Steps are sent as calls, or over one stream per
+// connection; prompts are always calls.
 
 #pragma once
 
@@ -23,10 +25,10 @@ struct SessionLoadStats {
   int64_t sessions = 0;  // made, forks included
   int64_t forks = 0;
   int64_t prompts = 0;           // answered, on all layers
-  int64_t tokens = 0;            // in steps, answered on all layers
+  int64_t tokens = 0;            // in steps, answered on all layers; of drafts those kept
   double step_bytes_in = 0;      // tensor bytes, requests
   double step_bytes_out = 0;     // tensor bytes, answers
-  Histogram prompt_ns, step_ns;  // over all layers, calls only
+  Histogram prompt_ns, step_ns;  // over all layers, calls only, KeepDraft included
   // Ends of the prompts and of the steps, in ns of the steady clock.
   int64_t prompts_end = 0;
   int64_t steps_begin = INT64_MAX;
@@ -48,14 +50,14 @@ struct SessionLoadResult {
 
   double prompts_per_s() const;
   double tokens_per_s() const;
-  // Tensor bytes per step, requests and answers.
+  // Tensor bytes of the steps per token, requests and answers.
   double bytes_in_per_token() const;
   double bytes_out_per_token() const;
   bool failed() const { return stats.unexpected > 0 || verified.failed > 0; }
 };
 
 // `options.session` describes the load. Other options used: the client's, the first shape (heads,
-// dims, dtype, mask), seed, stream, verify_share (of the sequences; some answers of one layer
+// dims, dtype, mask, tree), seed, stream, verify_share (of the sequences; some answers of one layer
 // each), transport, tenant, allowed and input_bytes_max. INVALID_ARGUMENT: options that do not fit
 // together.
 Result<SessionLoadResult> RunSessionLoad(const LoadOptions& options,

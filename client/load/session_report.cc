@@ -23,6 +23,7 @@ std::string ShapeWords(const CallSpec& spec) {
   Append(&out, "H%lld,Hkv%lld,D%lld,Dv%lld,dtype=%s", static_cast<long long>(spec.heads_q),
          static_cast<long long>(spec.heads_kv), static_cast<long long>(spec.dim),
          static_cast<long long>(spec.dim_v), std::string(DTypeName(spec.dtype)).c_str());
+  if (spec.tree > 0) Append(&out, ",tree=%lld", static_cast<long long>(spec.tree));
   return out;
 }
 

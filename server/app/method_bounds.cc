@@ -35,14 +35,20 @@ bool HasTensors(const MethodDescriptor& method) {
          method.input_type() == inference::ModelInferRequest::descriptor();
 }
 
+MessageBound TwiceOrSmall(int64_t bytes, const char* origin) {
+  return 2 * bytes > kSmallBytesMax ? MessageBound{2 * bytes, origin}
+                                    : MessageBound{kSmallBytesMax};
+}
+
 }  // namespace
 
-std::map<std::string, int64_t, std::less<>> MessageBounds(const Config& config) {
-  std::map<std::string, int64_t, std::less<>> bounds;
+std::map<std::string, MessageBound, std::less<>> MessageBounds(const Config& config) {
+  std::map<std::string, MessageBound, std::less<>> bounds;
   // Twice the limit, so that the method itself can refuse a message slightly too long with a
   // precise error.
-  const int64_t large = std::max(2 * config.max_request_bytes, kSmallBytesMax);
-  const int64_t chunk = std::max(2 * ChunkBytesMax(config.max_request_bytes), kSmallBytesMax);
+  const MessageBound large = TwiceOrSmall(config.max_request_bytes, "twice --max-request-bytes");
+  const MessageBound chunk = TwiceOrSmall(ChunkBytesMax(config.max_request_bytes),
+                                          "twice GetServerInfo's limits.chunk_bytes_max");
   const FileDescriptor* const health = grpc::health::v1::HealthCheckRequest::descriptor()->file();
   for (const FileDescriptor* const file :
        {v1::AttendRequest::descriptor()->file(), inference::ModelInferRequest::descriptor()->file(),
@@ -52,10 +58,10 @@ std::map<std::string, int64_t, std::less<>> MessageBounds(const Config& config) 
     for (int s = 0; s < file->service_count(); ++s) {
       for (int m = 0; m < file->service(s)->method_count(); ++m) {
         const MethodDescriptor& method = *file->service(s)->method(m);
-        int64_t& most = bounds["/" + method.service()->full_name() + "/" + method.name()];
-        most = kSmallBytesMax;
+        MessageBound& most = bounds["/" + method.service()->full_name() + "/" + method.name()];
+        most = {kSmallBytesMax};
         if (HasTensors(method)) most = IsChunked(method) ? chunk : large;
-        if (file == health) most = kOpenBytesMax;
+        if (file == health) most = {kOpenBytesMax};
       }
     }
   }

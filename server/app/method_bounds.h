@@ -5,16 +5,16 @@
 
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
 
 #include "server/app/config.h"
+#include "server/transport/message_bound.h"
 
 namespace attend {
 
 // Maximum message bytes by method path, for all methods that the server may have.
-std::map<std::string, int64_t, std::less<>> MessageBounds(const Config& config);
+std::map<std::string, MessageBound, std::less<>> MessageBounds(const Config& config);
 
 }  // namespace attend

@@ -3,7 +3,6 @@
 #include "server/rpc/h2_calls.h"
 
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <utility>
 
@@ -50,10 +49,12 @@ class SmallCallHandler final : public CallHandler {
   bool begun_ = false;  // its message has arrived
 };
 
-int64_t Smallest(const H2Methods::Bounds& bounds) {
-  int64_t smallest = std::numeric_limits<int64_t>::max();
-  for (const auto& [path, bytes] : bounds) smallest = std::min(smallest, bytes);
-  return smallest;
+MessageBound Smallest(const H2Methods::Bounds& bounds) {
+  return std::min_element(bounds.begin(), bounds.end(),
+                          [](const auto& one, const auto& other) {
+                            return one.second.bytes < other.second.bytes;
+                          })
+      ->second;
 }
 
 }  // namespace
@@ -64,7 +65,7 @@ H2Methods::H2Methods(ServiceContext& context, const CallTable& table, Bounds bou
       bounds_(std::move(bounds)),
       smallest_bound_(Smallest(bounds_)) {}
 
-int64_t H2Methods::MessageBytesMax(std::string_view path) const {
+MessageBound H2Methods::MessageBoundOf(std::string_view path) const {
   const auto found = bounds_.find(path);
   return found == bounds_.end() ? smallest_bound_ : found->second;
 }

@@ -20,12 +20,12 @@ namespace attend {
 class H2Methods final : public CallMethods {
  public:
   // Maximum message size by path, for every method a server may have.
-  using Bounds = std::map<std::string, int64_t, std::less<>>;
+  using Bounds = std::map<std::string, MessageBound, std::less<>>;
 
   // Serves the table's methods. `bounds` must not be empty. The references must outlive every call.
   H2Methods(ServiceContext& context, const CallTable& table, Bounds bounds);
 
-  int64_t MessageBytesMax(std::string_view path) const override;
+  MessageBound MessageBoundOf(std::string_view path) const override;
   CallHandler* Begin(ServerCall& call) override;
   // Plans, so that requests that arrived together run together.
   void OnTaken() override;
@@ -34,7 +34,7 @@ class H2Methods final : public CallMethods {
   ServiceContext& context_;
   const CallTable& table_;
   const Bounds bounds_;
-  const int64_t smallest_bound_;
+  const MessageBound smallest_bound_;
 };
 
 }  // namespace attend

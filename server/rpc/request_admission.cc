@@ -68,10 +68,11 @@ Status RequestReader::Admit(const RequestMessage& message, Request& request,
       plan.output_bytes -
       (request.lse_for_check ? BytesLse(validated.attention.problem) : int64_t{0});
   if (request.transport != Transport::kChunked && answer_bytes > limits_.answer_bytes_max) {
-    return Because(Rejection::kTooLarge,
-                   InvalidArgument("the answer would have " + std::to_string(answer_bytes) +
-                                   " tensor bytes, must have at most " +
-                                   std::to_string(limits_.answer_bytes_max)));
+    return Because(
+        Rejection::kTooLarge,
+        InvalidArgument("the answer would have " + std::to_string(answer_bytes) +
+                        " tensor bytes, must have at most " +
+                        std::to_string(limits_.answer_bytes_max) + " (--max-request-bytes)"));
   }
   const bool chunked = request.transport == Transport::kChunked;
   const HostPool& pool = engine_.host_pool();

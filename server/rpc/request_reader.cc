@@ -233,7 +233,7 @@ Status RequestReader::CheckEarly(const Call& call, const Request& request) {
     return Because(
         Rejection::kTooLarge,
         InvalidArgument("the message has " + std::to_string(bytes) + " bytes, must have at most " +
-                        std::to_string(limits_.message_bytes_max)));
+                        std::to_string(limits_.message_bytes_max) + " (--max-request-bytes)"));
   }
   ATTEND_RETURN_IF_ERROR(CheckArrival(request.deadline, clock_.Now()));
   return MemoryIsShort() ? OutOfMemory() : Status();

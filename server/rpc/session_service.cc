@@ -74,11 +74,12 @@ Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& re
   ATTEND_RETURN_IF_ERROR(MayBegin());
   SessionSpec spec;
   spec.pinned = request.pinned();
-  // The range of Duration; the table checks the real bounds.
+  // The table's bounds, checked here too: not every number is a Duration.
   const double lease = request.lease_seconds();
-  constexpr double kCountable = 1e9;
-  if (!(lease >= -kCountable && lease <= kCountable)) {
-    return InvalidArgument("lease_seconds is " + std::to_string(lease) + ", must be in [0, 1e9]");
+  const std::chrono::duration<double> lease_max = sessions_->options().lease_max;
+  if (!(lease >= 0 && lease <= lease_max.count())) {
+    return InvalidArgument("lease_seconds is " + std::to_string(lease) + ", must be in [0, " +
+                           std::to_string(std::llround(lease_max.count())) + "]");
   }
   spec.lease = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(lease));
   const int shapes = request.shapes_size();

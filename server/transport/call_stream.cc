@@ -26,7 +26,7 @@ void AddStatus(const CallEnd& end, CallMetadata& trailers) {
 
 CallStream::CallStream(CallShare& share, CallOwner& owner, int32_t id, RequestHead& head,
                        std::shared_ptr<const ConnectionPeer> peer, TimePoint deadline,
-                       int64_t message_bytes_max, std::shared_ptr<std::atomic<int64_t>> siblings)
+                       MessageBound bound, std::shared_ptr<std::atomic<int64_t>> siblings)
     : share_(share),
       loop_(share.loop),
       owner_(&owner),
@@ -34,7 +34,7 @@ CallStream::CallStream(CallShare& share, CallOwner& owner, int32_t id, RequestHe
       peer_(std::move(peer)),
       deadline_(deadline),
       siblings_(std::move(siblings)),
-      assembler_(message_bytes_max, head.encoding) {
+      assembler_(bound, head.encoding) {
   if (!share.spare.empty()) {
     parts_ = std::move(share.spare.back());
     share.spare.pop_back();

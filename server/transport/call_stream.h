@@ -79,8 +79,8 @@ class CallStream final : public ServerCall,
   // Takes `head` and leaves a used one in exchange. `siblings` counts the connection's calls.
   // `share` must outlive the call, `owner` its stream.
   CallStream(CallShare& share, CallOwner& owner, int32_t id, RequestHead& head,
-             std::shared_ptr<const ConnectionPeer> peer, TimePoint deadline,
-             int64_t message_bytes_max, std::shared_ptr<std::atomic<int64_t>> siblings);
+             std::shared_ptr<const ConnectionPeer> peer, TimePoint deadline, MessageBound bound,
+             std::shared_ptr<std::atomic<int64_t>> siblings);
   CallStream(const CallStream&) = delete;
   CallStream& operator=(const CallStream&) = delete;
 

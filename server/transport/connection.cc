@@ -286,9 +286,9 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
     const Duration left = *ParseTimeout(*head.timeout);
     if (left < kNever - now) deadline = now + left;
   }
-  const int64_t message_bytes_max = share_.methods.MessageBytesMax(head.path);
-  auto* const call = new CallStream(share_.calls, *this, id, head, peer_, deadline,
-                                    message_bytes_max, unfinished_calls_);
+  const MessageBound bound = share_.methods.MessageBoundOf(head.path);
+  auto* const call =
+      new CallStream(share_.calls, *this, id, head, peer_, deadline, bound, unfinished_calls_);
   const Status open = guard_ == nullptr ? Status() : guard_->OpenCall(id);
   if (!open.ok()) {
     call->Drop();

@@ -36,9 +36,10 @@ Status MessageAssembler::TakePrefix(std::string_view& bytes) {
   if (prefix_bytes_ < kPrefixBytes) return Status();
   length_ = size_t{prefix_[1]} << 24 | size_t{prefix_[2]} << 16 | size_t{prefix_[3]} << 8 |
             size_t{prefix_[4]};
-  if (static_cast<int64_t>(length_) > message_bytes_max_) {
+  if (static_cast<int64_t>(length_) > bound_.bytes) {
+    const std::string origin = *bound_.origin == 0 ? "" : " (" + std::string(bound_.origin) + ")";
     return ResourceExhausted("a message has " + std::to_string(length_) +
-                             " bytes, must have at most " + std::to_string(message_bytes_max_));
+                             " bytes, must have at most " + std::to_string(bound_.bytes) + origin);
   }
   if (prefix_[0] == 1) {
     return Unimplemented("a message is compressed with '" + encoding_ +

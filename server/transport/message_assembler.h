@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kernels/util/status.h"
+#include "server/transport/message_bound.h"
 #include "server/util/message.h"
 
 namespace attend {
@@ -34,8 +35,8 @@ class MessageAssembler {
   static constexpr size_t kPrefixBytes = 5;
 
   // `encoding` names the compression, for the error message: compressed messages are refused.
-  explicit MessageAssembler(int64_t message_bytes_max, std::string encoding = {})
-      : message_bytes_max_(message_bytes_max), encoding_(std::move(encoding)) {}
+  explicit MessageAssembler(MessageBound bound, std::string encoding = {})
+      : bound_(bound), encoding_(std::move(encoding)) {}
 
   // Takes the bytes of the next message from the front of `bytes`. `whole`: it is complete, in
   // `message`; call again for the rest of `bytes`. `block`: holds `bytes`, if they may stay there;
@@ -72,7 +73,7 @@ class MessageAssembler {
   void Advance(size_t bytes);
   void Copy(std::string_view bytes, size_t piece_bytes_max);
 
-  const int64_t message_bytes_max_;
+  const MessageBound bound_;
   const std::string encoding_;
   size_t prefix_bytes_ = 0;
   uint8_t prefix_[kPrefixBytes] = {};

@@ -16,6 +16,7 @@
 #include "kernels/util/status.h"
 #include "server/transport/channel.h"
 #include "server/transport/message_assembler.h"
+#include "server/transport/message_bound.h"
 #include "server/transport/metadata.h"
 #include "server/util/message.h"
 
@@ -88,7 +89,7 @@ class CallHandler {
 class CallMethods {
  public:
   // Maximum size of a message of the method. Any thread; must not throw.
-  virtual int64_t MessageBytesMax(std::string_view path) const = 0;
+  virtual MessageBound MessageBoundOf(std::string_view path) const = 0;
   // A call begins: its headers are complete, and no message bytes have been kept. On the loop's
   // thread; if it throws std::bad_alloc, the call has not begun. Returns the handler, which may
   // already have ended the call.

@@ -37,8 +37,10 @@ def test_malformed_calls_change_nothing(sessions_server, random, change, words):
 
 @pytest.mark.parametrize("fields,words", [
     ({"layers": 513}, "layers is 513"), ({"layers": -1}, "layers is -1"),
-    ({"lease_seconds": -1.0}, "lease_seconds is -1"),
+    ({"lease_seconds": -0.25}, "lease_seconds is -0.25"),
     ({"lease_seconds": float("nan")}, "lease_seconds is nan"),
+    ({"lease_seconds": 86400.5}, "lease_seconds is 86400.500000, must be in [0, 86400]"),
+    ({"lease_seconds": 1e300}, ", must be in [0, 86400]"),
     ({"device": "cuda:9"}, 'device is "cuda:9"'),
 ])
 def test_sessions_that_cannot_be(sessions_server, fields, words):

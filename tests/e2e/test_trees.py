@@ -6,6 +6,7 @@ import asyncio
 
 import attend
 import attend_kernels
+import grpc
 import numpy as np
 import pytest
 
@@ -149,6 +150,86 @@ def test_on_the_wire_in_each_dtype(tree_server, random, dtype):
     assert list(one.raw) == list(other.raw)
 
 
+def tree_fields(tree, lengths=()):
+    tokens = tree.shape[-1]
+    bits = np.packbits(tree, axis=-1, bitorder="little").tobytes()
+    return wire.pb.AttendRequest(tree=bits, tree_tokens=tokens, tree_lengths=lengths)
+
+
+def attend_bytes(channel, *parts):
+    """Tensors of the answer to a message of these parts, one after the other."""
+    call = channel.unary_unary(wire.ATTEND,
+                               response_deserializer=wire.pb.AttendResponse.FromString)
+    sent = b"".join(part if isinstance(part, bytes) else part.SerializeToString()
+                    for part in parts)
+    return list(call(sent, timeout=wire.SECONDS).raw)
+
+
+def test_the_last_of_repeated_fields_counts(tree_server, random):
+    """As in proto3 for any field, before the tensors and after them. Lengths follow each other."""
+    case = Case(*(values(random, 2, 2, 9, 16) for _ in "qkv"), "float32")
+    tensors = wire.make_request(case)
+    right, wrong, wide = (tree_fields(trees(random, batch, tokens))
+                          for batch, tokens in ((1, 5), (1, 5), (2, 9)))
+    lengths = [wire.pb.AttendRequest(tree_lengths=[length]) for length in (5, 3)]
+    no_tree, no_tokens, nine_tokens = b"\xda\x01\x00", b"\xe0\x01\x00", b"\xe0\x01\x09"
+    # Field 2015, and the tree's number with a varint.
+    unknown = b"\xf8\x7d\x01" + b"\xd8\x01\x07"
+    with grpc.insecure_channel(tree_server.address) as channel:
+        plain = attend_bytes(channel, tensors)
+        wanted = attend_bytes(channel, right, *lengths, tensors)
+        wider = attend_bytes(channel, wide, tensors)
+        assert plain != wanted and wanted != attend_bytes(channel, wrong, *lengths, tensors)
+        for parts, answer in (
+                ((wide, wrong, lengths[0], unknown, right, lengths[1], tensors), wanted),
+                ((wrong, lengths[0], tensors, lengths[1], unknown, wide, right), wanted),
+                ((unknown, tensors, wrong, unknown, lengths[0], right, lengths[1]), wanted),
+                ((right, tensors, wide), wider), ((wide, right, wide, tensors), wider),
+                ((right, no_tree, no_tokens, tensors), plain),
+                ((right, tensors, no_tokens, no_tree), plain)):
+            assert attend_bytes(channel, *parts) == answer
+        for parts, words in (
+                ((right, tensors, no_tree), "tree_tokens is 5, must be 0 without a tree"),
+                ((right, *lengths, tensors, lengths[0]), "tree_lengths has 3 entries, must have B"),
+                ((right, tensors, nine_tokens), "tree has 5 bytes, must have 18, those of one"),
+                ((right, no_tokens, tensors), r"tree_tokens is 0, must be in \[1, 1024\]")):
+            with pytest.raises(grpc.RpcError, match=words) as caught:
+                attend_bytes(channel, *parts)
+            assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 1024, 1025])
+def test_sizes_at_the_bounds(client, tree_server, random, tokens):
+    q, k, v = (values(random, 1, 1, 1030, 8) for _ in "qkv")
+    case = Case(q, k, v, "float32")
+    if tokens in (1, 1024):
+        tree = trees(random, 1, tokens)
+        mask = whole(tree, [tokens], [1030], [1030], 1030, 1030)
+        same([client.attention(q, k, v, tree=tree)], [client.attention(q, k, v, bias=mask)])
+        return
+    fields = tree_fields(np.ones((1, max(1, tokens), max(1, tokens)), bool))
+    fields.tree_tokens = tokens
+    with grpc.insecure_channel(tree_server.address) as channel:
+        with pytest.raises(grpc.RpcError, match=f"tree_tokens is {tokens}, must be in") as caught:
+            attend_bytes(channel, fields, wire.make_request(case))
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("batch, len_q", [(0, 7), (0, 0), (2, 0)])
+def test_without_sequences_or_queries(client, random, batch, len_q):
+    """There is no draft then, and the answer has no rows."""
+    q, k, v = (values(random, batch, 2, length, 16) for length in (len_q, 20, 20))
+    tree = trees(random, 1, 7)
+    for attention in (client.attention,
+                      lambda *a, **o: attend_kernels.attention(*a, device="cpu", **o)):
+        o, lse = attention(q, k, v, tree=tree, tree_lengths=[0] * batch or None,
+                           return_lse=True)
+        assert o.shape == q.shape and lse.shape == q.shape[:3]
+        if batch > 0:
+            with pytest.raises(attend.Error, match="is 7, must be in .0, 0.: sequence 0 has 0 q"):
+                attention(q, k, v, tree=tree)
+
+
 def appended(client, shape, k, v, layers=1):
     session = client.session(*shape, dtype=k.dtype.name, layers=layers)
     for layer in range(layers):
@@ -191,6 +272,42 @@ def test_speculative_steps_on_sessions(client, random, dtype, options):
                      [fresh.attend(one, **options)])
         fork.free()
     session.free()
+
+
+@pytest.mark.parametrize("options", [{}, dict(window=(20, 1)), dict(causal=True, softcap=5.0)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_sessions_in_one_call_have_drafts_of_their_own_lengths(client, random, batch, options):
+    """The third is a fork of the first, which shares its pages."""
+    kept = [[values(random, 1, 2, tokens, 16) for _ in "kv"] for tokens in (45, 3)]
+    sessions = [appended(client, (2, 16), *own) for own in kept]
+    sessions.append(sessions[0].fork())
+    kept.append(kept[0])
+    drafts, rows = [9, 5, 0], 9
+    tree = trees(random, batch, rows)
+    q = values(random, 3, 4, rows, 16)
+    k, v = (values(random, 3, 2, rows, 16) for _ in "kv")
+    before = [session.length() for session in sessions]
+    # The second session has 3 + 1 keys after this.
+    with pytest.raises(attend.Error, match=r"tree_lengths.1. is 5, must be in .0, 4.: sequence 1 "):
+        client.attend_sessions(sessions, q, k[:, :, :1], v[:, :, :1], tree=tree,
+                               tree_lengths=[4, 5, 0])
+    assert before == [session.info()["length"] for session in sessions]
+    o, lse = client.attend_sessions(sessions, q, k, v, tree=tree, tree_lengths=drafts, check=True,
+                                    return_lse=True, **options)
+    for n, own in enumerate(kept):
+        all_k, all_v = (np.concatenate([old, new[n:n + 1]], 2) for old, new in zip(own, (k, v)))
+        mask = whole(tree[n % batch:][:1], drafts[n:n + 1], [rows], [all_k.shape[2]], rows,
+                     all_k.shape[2])
+        same((o[n:n + 1], lse[n:n + 1]), client.attention(q[n:n + 1], all_k, all_v, bias=mask,
+                                                          return_lse=True, **options))
+    sessions[0].keep_draft(45, [0, 2])
+    assert [session.length() for session in sessions] == [47, 12, 54]
+    last = q[:1, :, -1:]
+    same([sessions[2].attend(last)],
+         [client.attention(last, *(np.concatenate([old, new[2:]], 2)
+                                   for old, new in zip(kept[2], (k, v))))])
+    for session in sessions:
+        session.free()
 
 
 def test_refusals_name_the_field(client, random):

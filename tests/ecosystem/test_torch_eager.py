@@ -50,6 +50,35 @@ def test_a_dispatch_mode_gets_the_operator_and_the_same_bits():
     assert all(torch.equal(one, other) for one, other in zip(eager, watched))
 
 
+def test_a_tree_is_a_mask_without_gradients(server):
+    q, k, v = inputs()
+    tree = torch.stack([torch.from_numpy(attend.tree_from_parents(parents)[0])
+                        for parents in ([-1, 0, 0, 2], [-1, -1, 1, 1])])
+    bias = torch.ones(2, 1, 6, 9, dtype=torch.bool)
+    bias[0, 0, 2:, 5:] = tree[0]
+    bias[1, 0, 3:, 6:] = tree[1, :3, :3]
+    options = dict(tree=tree, tree_lengths=torch.tensor([4, 3]))
+    for causal in (False, True):
+        wanted = attend.torch.attention(q, k, v, bias=bias, causal=causal, return_lse=True)
+        for function in (attend.torch.attention, torch.compile(attend.torch.attention)):
+            found = function(q, k, v, causal=causal, return_lse=True, **options)
+            assert all(torch.equal(one, other) for one, other in zip(found, wanted))
+    with attend.connect(server.address):
+        assert torch.equal(attend.torch.attention(q, k, v, causal=True, **options), wanted[0])
+    assert (attend.torch.attention(q, k, v, dropout_p=1.0, **options) == 0).all()
+    for n, name in enumerate("qkv"):
+        given = [q, k, v]
+        given[n] = given[n].clone().requires_grad_()
+        with pytest.raises(attend.Error, match=f"tree is given and {name} requires grad"):
+            attend.torch.attention(*given, **options)
+        with torch.no_grad():
+            attend.torch.attention(*given, **options)
+    for wrong, words in ((dict(tree=tree, bias=bias), "tree is given with a bias"),
+                         (dict(tree_lengths=[1, 1]), "tree_lengths is given, but tree is None")):
+        with pytest.raises(attend.Error, match=words):
+            attend.torch.attention(q, k, v, **wrong)
+
+
 def test_eager_mode_does_not_use_the_operator():
     with torch.profiler.profile() as profile:
         gradients(attend.torch.attention, *inputs(), d_o=torch.randn(2, 4, 6, 5))

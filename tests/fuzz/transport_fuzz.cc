@@ -175,7 +175,7 @@ class Call final : public CallHandler {
 
 class Methods final : public CallMethods {
  public:
-  int64_t MessageBytesMax(std::string_view) const override { return kMessageBytesMax; }
+  MessageBound MessageBoundOf(std::string_view) const override { return {kMessageBytesMax}; }
   CallHandler* Begin(ServerCall& call) override { return new Call(call); }
 };
 

@@ -219,3 +219,16 @@ def call(*values):
     if _needs_operator(values):
         return attention(*values)
     return _Attention.apply(*values) if torch.is_grad_enabled() else _forward(*values)
+
+
+@torch.compiler.disable
+def call_with_tree(tree, tree_lengths, *values):
+    """As `call`, under a tree, which no operator has and through which there are no gradients."""
+    for name, x in zip(_NAMES, values):
+        if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
+            raise unimplemented(f"tree is given and {name} requires grad, but attention has no "
+                                f"gradients under a tree: pass it as a bias of bool, or use "
+                                f"torch.no_grad()")
+    q, k, v, *options = values
+    return _computing()[0](_plain(q), _plain(k), _plain(v), return_lse=True, tree=tree,
+                           tree_lengths=tree_lengths, **_options(*options))

@@ -71,7 +71,7 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
               softcap=0.0, bias=None, alibi_slopes=None, sinks=None, q_lengths=None,
               kv_lengths=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None,
               max_seqlen_k=None, layout="BHLD", return_lse=False, dropout_p=0.0, dropout_seed=None,
-              kernel="auto"):
+              kernel="auto", tree=None, tree_lengths=None):
     """attend_kernels.attention for tensors, with gradients with respect to q, k, v, bias and sinks,
     through O and LSE. Arguments as there; those that may be lists there must be tensors here.
     float64 is computed by "cpu_reference" if kernel is "auto": slowly, for gradcheck; its LSE is
@@ -79,7 +79,8 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     bias: also a BlockMask.
     dropout_p: also 1, which drops all weights: O is 0, and so is every gradient through it.
     dropout_seed: an integer, or its 64 bits as an int64 tensor of one element on the CPU; None:
-    drawn from PyTorch's default CPU generator, which torch.manual_seed sets."""
+    drawn from PyTorch's default CPU generator, which torch.manual_seed sets.
+    tree: without gradients only; torch.compile breaks its graph there."""
     bias = _block_mask.as_tensor("bias", bias)
     if not torch.compiler.is_compiling():
         for name, tensor in (("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks),
@@ -96,10 +97,13 @@ def attention(q, k, v, *, causal=False, alignment="bottom_right", window=None, s
     dropout_p = 0.0 if all_dropped else float(dropout_p)
     if all_dropped:  # zero V too, so that its NaN reaches no gradient
         v = _zeros(v)
-    o, lse = _operators.call(q, k, v, bias, sinks, alibi_slopes, q_lengths, kv_lengths,
-                             cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, layout,
-                             alignment, left, 0 if causal else right, float(scale), float(softcap),
-                             dropout_p, _seed(dropout_p, dropout_seed), kernel)
+    values = (q, k, v, bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
+              max_seqlen_q, max_seqlen_k, layout, alignment, left, 0 if causal else right,
+              float(scale), float(softcap), dropout_p, _seed(dropout_p, dropout_seed), kernel)
+    if tree is None and tree_lengths is None:
+        o, lse = _operators.call(*values)
+    else:
+        o, lse = _operators.call_with_tree(tree, tree_lengths, *values)
     if all_dropped:
         o = _zeros(o)
     return (o, lse) if return_lse else o

@@ -94,6 +94,49 @@ TEST(SessionLoad, StepsAreSentOverStreams) {
   EXPECT_THAT(SessionLoadTable(options, result), HasSubstr("/s over streams"));
 }
 
+// The answers after a KeepDraft are right only if the client and the server keep the same tokens.
+TEST(SessionLoad, AStepWithATreeKeepsAPathOfItsDraft) {
+  ATTEND_FRESH_SEED(seed);
+  for (const bool stream : {false, true}) {
+    TestServer server(WithSessions);
+    std::atomic<int64_t> drafts = 0, others = 0;
+    server.backend().Corrupt([&](const Attention& a) {
+      if (a.problem.len_q != 70) ++(a.problem.len_q == 11 ? drafts : others);
+    });
+    LoadOptions options = Options(server, seed);
+    options.mix = {*ParseCallSpec("H4,Hkv2,D16,Dv8,lse,tree=11")};
+    options.verify_share = 1;
+    options.session.fork_share = 1;
+    options.stream = stream;
+    const SessionLoadResult result = RunLoad(options);
+    EXPECT_FALSE(result.failed()) << SessionLoadTable(options, result);
+    EXPECT_EQ(result.stats.step_ns.count(), 60);
+    EXPECT_EQ(drafts, 60 * 2);
+    EXPECT_EQ(others, 0);
+    // At least a token of each draft is kept, and not all of all.
+    EXPECT_GE(result.stats.tokens, 60);
+    EXPECT_LT(result.stats.tokens, 60 * 11);
+    EXPECT_EQ(result.verified.passed, 5 * (1 + 2 * 6));
+    EXPECT_EQ(result.verified.failed, 0);
+    EXPECT_THAT(SessionLoadTable(options, result), HasSubstr("dtype=float32,tree=11"));
+  }
+}
+
+TEST(SessionLoad, AWrongTokenOfADraftIsFound) {
+  ATTEND_FRESH_SEED(seed);
+  TestServer server(WithSessions);
+  server.backend().Corrupt([](const Attention& a) {
+    // Rows begin with tokens (BLHD) of 4 heads and 8 elements: the sixth token.
+    if (a.problem.len_q == 11) static_cast<float*>(a.o.data)[5 * 4 * 8] += 1;
+  });
+  LoadOptions options = Options(server, seed);
+  options.mix = {*ParseCallSpec("H4,Hkv2,D16,Dv8,lse,tree=11")};
+  options.verify_share = 1;
+  const SessionLoadResult result = RunLoad(options);
+  EXPECT_EQ(result.verified.failed, 5 * 6);
+  EXPECT_EQ(result.verified.passed, 5);
+}
+
 TEST(SessionLoad, ARefusalOnAStreamEndsItsSequence) {
   TestServer server(WithSessions);
   server.backend().FailItem(6, Internal("planted"));  // a step's: five prompts come first
@@ -166,8 +209,10 @@ TEST(SessionLoad, SequencesThatDoNotFitAreRefusedFirst) {
   };
   EXPECT_THAT(message("B2,H1", INT64_MAX), HasSubstr("excludes B above 1"));
   EXPECT_THAT(message("H1,bias", INT64_MAX), HasSubstr("bias"));
+  EXPECT_THAT(message("H1,bits", INT64_MAX), HasSubstr("bits"));
   EXPECT_THAT(message("H1,layout=lhd", INT64_MAX), HasSubstr("layout=lhd"));
   EXPECT_THAT(message("H1", 1000), HasSubstr("see --sessions"));
+  EXPECT_THAT(message("H1,tree=1024", 3 << 20), HasSubstr("see --sessions"));
 }
 
 }  // namespace

@@ -26,9 +26,9 @@ constexpr int64_t kAllocationsMost = 2000;  // of one batch; more would be a tes
 class NoMemoryTest : public testing::Test {
  protected:
   // Calls `run`, which returns what came of it, with each allocation failing in turn, until it
-  // makes no more of them. Each time it ends with an answer or for lack of memory.
+  // makes no more of them. Each time it ends as `wanted` or for lack of memory.
   template <class Run>
-  void FailEachAllocation(const Run& run) {
+  void FailEachAllocation(const Run& run, Code wanted = Code::kOk) {
     for (int64_t nth = 1; nth < kAllocationsMost; ++nth) {
       Code code;
       bool reached;
@@ -37,10 +37,10 @@ class NoMemoryTest : public testing::Test {
         code = run();
         reached = fault.reached();
       }
-      ASSERT_TRUE(code == Code::kOk || code == Code::kResourceExhausted)
+      ASSERT_TRUE(code == wanted || code == Code::kResourceExhausted)
           << "allocation " << nth << ": " << CodeName(code);
       if (reached) continue;
-      EXPECT_EQ(code, Code::kOk);
+      EXPECT_EQ(code, wanted);
       return;
     }
     FAIL() << "more than " << kAllocationsMost << " allocations";
@@ -117,6 +117,30 @@ TEST_F(NoMemoryTest, TheCInterfaceReturnsACode) {
     backward.attention.device = ATTEND_CPU;
     backward.attention.kernel = kernel;
     FailEachAllocation([&] { return static_cast<Code>(attend_run_backward(&backward, nullptr)); });
+  }
+}
+
+// A tree is written by a call that allocates for its messages only.
+TEST_F(NoMemoryTest, ATreeIsWrittenRefusedOrReportedAsTooMuch) {
+  const uint8_t bits[] = {0b01, 0b11};
+  const int64_t lengths[] = {2, 1}, lengths_beyond[] = {2, 3};
+  attend_params params = {};
+  params.struct_bytes = sizeof(params);
+  params.batch = 2;
+  params.len_q = 2;
+  params.len_k = 9;
+  uint8_t bias[8];
+  for (const int64_t* drafts : {lengths, lengths_beyond}) {
+    const Code wanted = drafts == lengths ? Code::kOk : Code::kInvalidArgument;
+    const attend_tree tree = {sizeof(tree), bits, 2, 0, drafts};
+    int calls = 0;
+    FailEachAllocation(
+        [&] {
+          ++calls;
+          return static_cast<Code>(attend_write_tree(&tree, &params, bias, sizeof(bias)));
+        },
+        wanted);
+    EXPECT_GT(calls, 1) << "nothing was allocated";
   }
 }
 

@@ -6,9 +6,9 @@
 #include <sys/stat.h>
 
 #include <memory>
-#include <thread>
 #include <utility>
 
+#include "tests/server/support/await.h"
 #include "tests/server/support/region_client.h"
 #include "tests/server/support/region_socket_fixture.h"
 
@@ -17,6 +17,18 @@ namespace {
 
 using test::RegionClient;
 using RegionPagesTest = test::RegionSocketFixture;
+
+// Sends the same request, reading no reply, until the server ends the connection.
+bool SendUntilEnded(RegionClient& client, const v1::RegionRequest& request,
+                    const RegionRegistry& registry) {
+  bool sent = true;
+  const bool ended = test::Await("the server ends the connection", [&] {
+    if (registry.stats().clients == 0) return true;
+    sent = client.Send(request.SerializeAsString());
+    return !sent;
+  });
+  return ended && sent;
+}
 
 // A client that keeps a mapping of a region it has given up cannot hold memory that is no longer
 // counted.
@@ -32,7 +44,8 @@ TEST_F(RegionPagesTest, RegionsThatAClientGivesUpAreEmptied) {
   RegionRef request = registry_.Find(used->token(), 0);
   ASSERT_TRUE(client.Release(released->token()).has_released());
   ASSERT_TRUE(client.Release(used->token()).has_released());
-  while (registry_.stats().changing_bytes > 8192) std::this_thread::yield();
+  test::Await("the first region is emptied",
+              [&] { return registry_.stats().changing_bytes <= 8192; });
   EXPECT_EQ(blocks(released), 0);
   EXPECT_EQ(released->data()[0], 0);
   EXPECT_EQ(request->data[0], 'a') << "what a request uses is its own until that ends";
@@ -55,7 +68,7 @@ TEST_F(RegionPagesTest, RegionsOfAnEndedConnectionKeepTheirBytesUntilGivenUp) {
   for (const auto* each : {&released, &left}) (*each)->data()[0] = 'a';
   v1::RegionRequest request;
   request.mutable_release()->set_token("none");
-  while (registry_.stats().clients > 0) ASSERT_TRUE(client.Send(request.SerializeAsString()));
+  ASSERT_TRUE(SendUntilEnded(client, request, registry_));
   EXPECT_EQ(registry_.Find(left->token(), 0), nullptr);
   EXPECT_TRUE(released->data()[0] == 'a' && left->data()[0] == 'a');
   WaitUntilHeld(16384);
@@ -78,10 +91,10 @@ TEST_F(RegionPagesTest, ARegionWhoseReplyIsNotDeliveredIsNotKept) {
   client.Create(1);
   v1::RegionRequest request;
   request.mutable_create()->set_bytes(1);
-  while (registry.stats().clients > 0) ASSERT_TRUE(client.Send(request.SerializeAsString()));
+  ASSERT_TRUE(SendUntilEnded(client, request, registry));
   int64_t heard_of = 1;
   while (client.Receive()) ++heard_of;
-  while (registry.stats().changing_bytes > 0) std::this_thread::yield();
+  test::Await("the last region is emptied", [&] { return registry.stats().changing_bytes == 0; });
   EXPECT_EQ(registry.stats().bytes, heard_of * 4096);
   EXPECT_EQ(registry.stats().created, heard_of + 1);
 }

@@ -10,6 +10,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -179,9 +180,20 @@ TEST_F(UnixListenerTest, AStaleSocketIsReplacedAndAFileIsKept) {
 }
 
 TEST(DefaultSocketPathTest, IsTheUsersOwn) {
-  const std::string path = DefaultSocketPath();
-  EXPECT_TRUE(path.ends_with("/shared-memory.sock")) << path;
-  EXPECT_TRUE(path.starts_with("/"));
+  const char* const variable = "XDG_RUNTIME_DIR";
+  const char* const before = std::getenv(variable);
+  const std::optional<std::string> restored =
+      before == nullptr ? std::nullopt : std::optional<std::string>(before);
+  const std::string own = "/tmp/attend-" + std::to_string(geteuid()) + "/shared-memory.sock";
+  setenv(variable, "/run/user/7", 1);
+  EXPECT_EQ(DefaultSocketPath(), "/run/user/7/attend/shared-memory.sock");
+  setenv(variable, "run/user/7", 1);  // not absolute, which the XDG specification rules out
+  EXPECT_EQ(DefaultSocketPath(), own);
+  setenv(variable, "", 1);
+  EXPECT_EQ(DefaultSocketPath(), own);
+  unsetenv(variable);
+  EXPECT_EQ(DefaultSocketPath(), own);
+  if (restored) setenv(variable, restored->c_str(), 1);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 
 #include "server/engine/engine.h"
 #include "server/upload/staging.h"
+#include "tests/server/support/await.h"
 #include "tests/server/support/chunked_client.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/session_calls.h"
@@ -50,9 +51,11 @@ const StagingBudget& Budget(TestServer& server) { return server.server().engine(
 
 void AwaitNothingHeld(TestServer& server, int devices = 1) {
   Engine& engine = server.server().engine();
-  while (engine.inflight() > 0 || engine.host_pool().used_bytes() > 0) std::this_thread::yield();
+  test::Await("nothing is in flight and no memory is in use",
+              [&] { return engine.inflight() == 0 && engine.host_pool().used_bytes() == 0; });
   for (int i = 0; i < devices; ++i) {
-    while (Budget(server).held_bytes(i) > 0) std::this_thread::yield();
+    test::Await("nothing is held for device " + std::to_string(i),
+                [&] { return Budget(server).held_bytes(i) == 0; });
     EXPECT_EQ(server.backend(i).staging().counts().device_bytes, 0);
   }
 }
@@ -172,7 +175,7 @@ TEST(ChunkedStagingTest, ACancelledUploadKeepsItsMemoryUntilItsCopiesEnd) {
   const WireProblem problem = test::PlainWireProblem(3, 6000, 64);
   server->backend().staging().Hold();
   for (const bool cancel : {true, false}) {
-    ChunkedStreamClient client(*server);
+    ChunkedStreamClient client(*server, test::kWaitMost);
     ASSERT_TRUE(client.SendHeader(ChunkedHeader(problem.request)));
     ASSERT_TRUE(client.Receive().has_grant());
     ASSERT_TRUE(client.SendChunk(1, 0, problem.request.raw(0)));
@@ -184,7 +187,8 @@ TEST(ChunkedStagingTest, ACancelledUploadKeepsItsMemoryUntilItsCopiesEnd) {
       ASSERT_TRUE(client.SendChunk(2, 5, "overlap"));
       EXPECT_EQ(client.Finish().error_code(), StatusCode::INVALID_ARGUMENT);
     }
-    while (Budget(*server).ends(StagingEnd::kAborted) < (cancel ? 1 : 2)) std::this_thread::yield();
+    test::Await("the upload is aborted",
+                [&] { return Budget(*server).ends(StagingEnd::kAborted) >= (cancel ? 1 : 2); });
     EXPECT_GT(Budget(*server).held_bytes(0), 0);
     EXPECT_GT(pool.used_bytes(), 0) << "a copy still reads it";
   }
@@ -239,7 +243,7 @@ TEST(ChunkedStagingTest, RandomUploadsLeaveNothingBehind) {
     });
   }
   std::mt19937_64 random(seed);
-  while (ended < kClients) {
+  test::Await("all clients have ended", [&] {
     FakeStream& stream = server->backend(static_cast<int>(random() % 2)).staging();
     const int n = static_cast<int>(1 + random() % 4);
     switch (random() % 5) {
@@ -258,8 +262,8 @@ TEST(ChunkedStagingTest, RandomUploadsLeaveNothingBehind) {
       default:
         stream.Release();
     }
-    std::this_thread::yield();
-  }
+    return ended == kClients;
+  });
   for (const int i : {0, 1}) server->backend(i).staging().Release();
   for (std::thread& client : clients) client.join();
   EXPECT_GT(good, 0);

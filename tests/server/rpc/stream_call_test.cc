@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "server/engine/engine.h"
+#include "tests/server/support/await.h"
 #include "tests/server/support/messages.h"
 #include "tests/server/support/test_server.h"
 
@@ -23,12 +24,21 @@ using test::WireProblem;
 using Stream = grpc::ClientReaderWriter<v1::AttendRequest, v1::AttendResponse>;
 
 struct OpenStream {
-  explicit OpenStream(TestServer& server)
-      : stub(server.Stub()), stream(stub->AttendStream(&context)) {}
+  explicit OpenStream(TestServer& server) : stub(server.Stub()) {
+    // Reads and writes end with it, and the stream with DEADLINE_EXCEEDED.
+    context.set_deadline(std::chrono::system_clock::now() + test::kWaitMost);
+    stream = stub->AttendStream(&context);
+  }
   grpc::ClientContext context;
   std::unique_ptr<v1::AttentionService::Stub> stub;
   std::unique_ptr<Stream> stream;
 };
+
+void AwaitIdle(TestServer& server) {
+  Engine& engine = server.server().engine();
+  test::Await("nothing is in flight", [&] { return engine.inflight() == 0; });
+  test::Await("no memory is in use", [&] { return engine.host_pool().used_bytes() == 0; });
+}
 
 TEST(StreamTest, PipelinesAndAnswersAll) {
   const uint64_t seed = test::FreshSeed();
@@ -164,10 +174,12 @@ TEST(StreamTest, TheServerStopsReadingAClientThatDoesNotRead) {
   });
   // Time passes without progress: the amount in flight has reached its bound.
   int before = -1;
-  while (before != written) {
+  test::Await("writes stop", [&] {
+    if (before == written) return true;
     before = written;
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  }
+    return false;
+  });
   const int64_t held = server.server().engine().host_pool().used_bytes();
   const int64_t request_bytes = 4 * 256 * 128 * 2 * 4;
   EXPECT_LE(held, kUnanswered * request_bytes * 5 / 4);
@@ -207,12 +219,12 @@ TEST(StreamTest, ACancelledStreamDropsItsQueuedRequests) {
     server.WaitForQueued(4);
     open.context.TryCancel();
     EXPECT_EQ(open.stream->Finish().error_code(), StatusCode::CANCELLED);
-    while (server.server().engine().inflight() > 1) std::this_thread::yield();
+    test::Await("one request is in flight",
+                [&] { return server.server().engine().inflight() <= 1; });
   }
   server.backend().Release();
-  while (server.server().engine().inflight() > 0) std::this_thread::yield();
+  AwaitIdle(server);
   EXPECT_EQ(server.backend().submitted_items(), 1);
-  while (server.server().engine().host_pool().used_bytes() > 0) std::this_thread::yield();
 }
 
 TEST(StreamTest, DrainEndsStreamsAfterTheirLastAnswer) {
@@ -264,8 +276,7 @@ TEST(StreamTest, ManyStreamsLeaveNothingBehind) {
   }
   for (std::thread& client : clients) client.join();
   EXPECT_GE(answered, 4 * 6 * 5);
-  while (server.server().engine().inflight() > 0) std::this_thread::yield();
-  while (server.server().engine().host_pool().used_bytes() > 0) std::this_thread::yield();
+  AwaitIdle(server);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "server/schedule/tenants.h"
+#include "tests/server/support/await.h"
 
 namespace attend::test {
 
@@ -176,7 +177,7 @@ ChunkedOutcome AttendOverStreams(const TestServer& server, const v1::AttendReque
   ChunkedOutcome outcome;
   outcome.statuses.resize(static_cast<size_t>(streams));
   AnswerBuilder answer;
-  clients.push_back(std::make_unique<ChunkedStreamClient>(server));
+  clients.push_back(std::make_unique<ChunkedStreamClient>(server, kWaitMost));
   clients[0]->SendHeader(ChunkedHeader(request));
   v1::AttendChunkedResponse grant;
   if (!clients[0]->Receive(&grant)) {
@@ -185,7 +186,7 @@ ChunkedOutcome AttendOverStreams(const TestServer& server, const v1::AttendReque
   }
   outcome.token = grant.grant().token();
   for (int i = 1; i < streams; ++i) {
-    clients.push_back(std::make_unique<ChunkedStreamClient>(server));
+    clients.push_back(std::make_unique<ChunkedStreamClient>(server, kWaitMost));
     clients.back()->SendToken(grant.grant().token());
     v1::AttendChunkedResponse welcome;
     if (!clients.back()->Receive(&welcome) || !welcome.has_grant()) outcome.fault = "no grant";

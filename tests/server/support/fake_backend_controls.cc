@@ -2,8 +2,11 @@
 //
 // The controls of a FakeBackend, and its counters.
 
+#include <gtest/gtest.h>
+
 #include <utility>
 
+#include "tests/server/support/await.h"
 #include "tests/server/support/fake_backend.h"
 
 namespace attend::test {
@@ -154,12 +157,15 @@ std::vector<int64_t> FakeBackend::batch_sizes() const {
 
 void FakeBackend::WaitForBatches(int64_t count) const {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return static_cast<int64_t>(batch_sizes_.size()) >= count; });
+  const bool are = changed_.wait_for(
+      lock, kWaitMost, [&] { return static_cast<int64_t>(batch_sizes_.size()) >= count; });
+  EXPECT_TRUE(are) << batch_sizes_.size() << " batches have come, not " << count;
 }
 
 void FakeBackend::WaitForWaiting(int64_t count) const {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return waiting_ >= count; });
+  const bool are = changed_.wait_for(lock, kWaitMost, [&] { return waiting_ >= count; });
+  EXPECT_TRUE(are) << waiting_ << " batches wait, not " << count;
 }
 
 }  // namespace attend::test

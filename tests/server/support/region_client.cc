@@ -9,9 +9,12 @@
 #include <sys/un.h>
 
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <utility>
 #include <vector>
+
+#include "tests/server/support/await.h"
 
 namespace attend::test {
 namespace {
@@ -42,6 +45,10 @@ RegionClient::RegionClient(const std::string& path)
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  // A send or a receive that takes longer fails.
+  const timeval most{.tv_sec = kWaitMost.count(), .tv_usec = 0};
+  setsockopt(socket_.get(), SOL_SOCKET, SO_SNDTIMEO, &most, sizeof(most));
+  setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &most, sizeof(most));
   if (connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     socket_.Reset();
   }
@@ -80,6 +87,7 @@ std::optional<v1::RegionReply> RegionClient::Receive(UniqueFd* file) {
   message.msg_control = control.data();
   message.msg_controllen = control.size();
   const ssize_t bytes = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+  EXPECT_TRUE(bytes >= 0 || errno != EAGAIN) << "no reply in " << kWaitMost.count() << " s";
   if (bytes <= 0) return std::nullopt;
   if (const cmsghdr* rights = CMSG_FIRSTHDR(&message); rights != nullptr) {
     int fd;

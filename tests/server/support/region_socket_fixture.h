@@ -11,10 +11,10 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "server/regions/region_socket.h"
+#include "tests/server/support/await.h"
 #include "tests/server/support/fake_backend.h"
 
 namespace attend::test {
@@ -39,23 +39,22 @@ class RegionSocketFixture : public ::testing::Test {
     return Status();
   }
   void WaitForClients(int64_t clients) {
-    while (registry_.stats().clients != clients) std::this_thread::yield();
+    Await("there are " + std::to_string(clients) + " clients",
+          [&] { return registry_.stats().clients == clients; });
   }
   // Waits until all pending closes are done and clients hold this many bytes.
   void WaitUntilHeld(int64_t bytes) {
-    for (;;) {
+    Await("clients hold " + std::to_string(bytes) + " bytes", [&] {
       const RegionRegistry::Stats stats = registry_.stats();
-      if (stats.changing_bytes == 0 && stats.bytes == bytes) return;
-      std::this_thread::yield();
-    }
+      return stats.changing_bytes == 0 && stats.bytes == bytes;
+    });
   }
   void WaitUntilEmpty() {
     WaitForClients(0);
-    for (;;) {
+    Await("no region is left", [&] {
       const RegionRegistry::Stats stats = registry_.stats();
-      if (stats.bytes + stats.changing_bytes == 0) return;
-      std::this_thread::yield();
-    }
+      return stats.bytes + stats.changing_bytes == 0;
+    });
   }
 
   std::filesystem::path folder_;

@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <google/protobuf/stubs/logging.h>
 #include <grpcpp/generic/generic_stub.h>
+#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <spdlog/sinks/base_sink.h>
 #include <sys/socket.h>
@@ -17,6 +18,7 @@
 #include <stdexcept>
 
 #include "server/engine/engine.h"
+#include "tests/server/support/await.h"
 
 namespace attend::test {
 
@@ -91,12 +93,13 @@ double TestServer::Metric(const std::string& sample) const {
 }
 
 void TestServer::WaitForQueued(int64_t requests) const {
-  for (;;) {
-    int64_t queued = 0;
+  int64_t queued = 0;
+  const bool are = Await("the devices' queues have as many requests", [&] {
+    queued = 0;
     for (const Engine::DeviceState& device : server_->engine().Devices()) queued += device.queued;
-    if (queued == requests) return;
-    std::this_thread::yield();
-  }
+    return queued == requests;
+  });
+  if (!are) ADD_FAILURE() << queued << " requests are queued, not " << requests;
 }
 
 std::shared_ptr<grpc::Channel> TestServer::Connect() const {

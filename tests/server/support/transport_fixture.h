@@ -113,7 +113,7 @@ class TestCall final : public CallHandler {
 
 class TestMethods final : public CallMethods {
  public:
-  int64_t MessageBytesMax(std::string_view) const override { return 1 << 20; }
+  MessageBound MessageBoundOf(std::string_view) const override { return {1 << 20, "by a test"}; }
   CallHandler* Begin(ServerCall& call) override { return new TestCall(call, counts); }
   void OnTaken() override {
     std::vector<TestCall*> all;

@@ -51,7 +51,8 @@ TEST_F(RefusedMessagesTest, AMessageAboveTheLimitIsCountedAndNotRetryable) {
   grpc::ClientContext context;
   const grpc::Status status = server_.Stub()->Attend(&context, large_.request, &response);
   EXPECT_EQ(status.error_code(), StatusCode::INVALID_ARGUMENT);
-  const std::string words = "the message has " + large_bytes_ + " bytes, must have at most 1048576";
+  const std::string words =
+      "the message has " + large_bytes_ + " bytes, must have at most 1048576 (--max-request-bytes)";
   EXPECT_EQ(status.error_message(), words);
   EXPECT_EQ(context.GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 0u);
   EXPECT_EQ(Metric("attend_rejected_requests_total{reason=\"too_large\"}"), 1);
@@ -88,6 +89,19 @@ TEST_F(RefusedMessagesTest, ServerInfoRefusesLargeMessages) {
   const grpc::Status larger = Call(info, 1 << 20);
   EXPECT_EQ(larger.error_code(), StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(larger.error_message(), "a message has 1048576 bytes, must have at most 131072");
+}
+
+TEST_F(RefusedMessagesTest, FarLargerMessagesAreRefusedByTheirLength) {
+  const std::string service = "/attend.v1.AttentionService/";
+  for (const char* method : {"Attend", "AttendStream", "AttendChunked"}) {
+    const grpc::Status status = Call(service + method, (2 << 20) + 2);
+    EXPECT_EQ(status.error_code(), StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_EQ(status.error_message(),
+              "a message has 2097154 bytes, must have at most 2097152 (twice " +
+                  std::string(method == std::string("AttendChunked")
+                                  ? "GetServerInfo's limits.chunk_bytes_max)"
+                                  : "--max-request-bytes)"));
+  }
 }
 
 TEST_F(RefusedMessagesTest, UnknownMethodsAreCountedAndLogged) {

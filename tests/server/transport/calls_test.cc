@@ -89,7 +89,7 @@ TEST_F(CallsTest, RefuseAMessageThatIsTooLongOrCompressed) {
   ASSERT_TRUE(client.UntilClosed(large));
   EXPECT_EQ(client->answer(large).Status(), static_cast<int>(Code::kResourceExhausted));
   EXPECT_EQ(client->answer(large).Message(),
-            "a message has 1048577 bytes, must have at most 1048576");
+            "a message has 1048577 bytes, must have at most 1048576 (by a test)");
   const int32_t compressed = client->Begin("/echo", {{"grpc-encoding", "gzip"}});
   client->Send(compressed, Framed("x", true), true);
   ASSERT_TRUE(client.UntilClosed(compressed));

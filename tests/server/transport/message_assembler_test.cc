@@ -42,7 +42,7 @@ TEST(MessageAssembler, FindsMessagesInPiecesOfAnySize) {
     stream += Framed(sent.back());
   }
   for (const size_t piece : {1, 2, 3, 5, 7, 64, 1000, 100000}) {
-    MessageAssembler assembler(kMost);
+    MessageAssembler assembler({kMost});
     std::vector<std::string> messages;
     ASSERT_TRUE(Cut(assembler, stream, piece, messages).ok());
     EXPECT_EQ(messages, sent) << piece;
@@ -53,7 +53,7 @@ TEST(MessageAssembler, FindsMessagesInPiecesOfAnySize) {
 TEST(MessageAssembler, WholeMessagesAreNotCopied) {
   const std::string stream = Framed("hello");
   std::string_view bytes = stream;
-  MessageAssembler assembler(kMost);
+  MessageAssembler assembler({kMost});
   InMessage message;
   bool whole = false;
   ASSERT_TRUE(assembler.Take(bytes, nullptr, message, whole).ok());
@@ -65,7 +65,7 @@ TEST(MessageAssembler, WholeMessagesAreNotCopied) {
 
 TEST(MessageAssembler, ALengthAloneAllocatesNothing) {
   const std::string prefix = Framed(std::string(kMost, 'x')).substr(0, 6);
-  MessageAssembler assembler(kMost);
+  MessageAssembler assembler({kMost});
   std::string_view bytes = prefix;
   InMessage message;
   bool whole = true;
@@ -77,7 +77,7 @@ TEST(MessageAssembler, ALengthAloneAllocatesNothing) {
 
 TEST(MessageAssembler, ALargeMessageIsNotMovedAsItGrows) {
   constexpr size_t kBytes = 3 << 20;
-  MessageAssembler assembler(kBytes);
+  MessageAssembler assembler({kBytes});
   const std::string stream = Framed(std::string(kBytes, 'x'));
   std::string_view left = stream;
   InMessage message;
@@ -104,7 +104,7 @@ TEST(MessageAssembler, RefersToLargePiecesInBlocks) {
   ReadBlock block{std::make_shared<char[]>(framed.size()), framed.size()};
   std::ranges::copy(framed, block.memory.get());
   const std::weak_ptr<char[]> lives = block.memory;
-  MessageAssembler assembler(kBytes);
+  MessageAssembler assembler({kBytes});
   std::string_view left(block.memory.get(), block.used_bytes);
   const std::string_view all = left;
   InMessage message;
@@ -133,19 +133,19 @@ TEST(MessageAssembler, RefersToLargePiecesInBlocks) {
 }
 
 TEST(MessageAssembler, RefusesATooLongMessageAtItsLength) {
-  MessageAssembler assembler(10);
+  MessageAssembler assembler({10, "twice --max"});
   std::vector<std::string> messages;
   EXPECT_TRUE(Cut(assembler, Framed(std::string(10, 'x')), 100, messages).ok());
   const Status status = Cut(assembler, Framed(std::string(11, 'x')).substr(0, 5), 1, messages);
   EXPECT_EQ(status.code(), Code::kResourceExhausted);
-  EXPECT_EQ(status.message(), "a message has 11 bytes, must have at most 10");
+  EXPECT_EQ(status.message(), "a message has 11 bytes, must have at most 10 (twice --max)");
 }
 
 TEST(MessageAssembler, RefusesCompressedMessagesAndOtherFlags) {
   std::vector<std::string> messages;
-  MessageAssembler compressed(kMost);
+  MessageAssembler compressed({kMost});
   EXPECT_EQ(Cut(compressed, Framed("x", true), 100, messages).code(), Code::kUnimplemented);
-  MessageAssembler unknown(kMost);
+  MessageAssembler unknown({kMost});
   EXPECT_EQ(Cut(unknown, "\2", 100, messages).code(), Code::kInternal);
 }
 
@@ -173,7 +173,7 @@ TEST(MessageAssembler, BytesAreReadIntoTheirPlaces) {
     for (char& byte : text) byte = static_cast<char>(random());
     const std::string stream = Framed(text);
     const auto places = std::make_shared<TestPlaces>(std::ssize(text), random);
-    MessageAssembler assembler(std::ssize(text));
+    MessageAssembler assembler({std::ssize(text)});
     InMessage message;
     bool whole = false;
     for (size_t at = 0; at < stream.size() && !whole;) {
@@ -206,7 +206,7 @@ TEST(MessageAssembler, BytesAreReadIntoTheirPlaces) {
 TEST(MessageAssembler, AsksForPlacesOnceForALargeMessage) {
   const std::string large = Framed(std::string(600 << 10, 'l'));
   const std::string small = Framed(std::string(100 << 10, 's'));
-  MessageAssembler assembler(1 << 20);
+  MessageAssembler assembler({1 << 20});
   InMessage message;
   bool whole = false;
   const auto take = [&](std::string_view bytes) {

@@ -17,6 +17,7 @@ namespace attend {
 namespace {
 
 constexpr int64_t kBudget = int64_t{64} << 20;
+constexpr int64_t kEarlyMost = kBudget / 8;
 
 class PlainAllocator final : public HostAllocator {
  public:
@@ -37,7 +38,7 @@ class EarlyInputTest : public ::testing::Test {
 
   PlainAllocator allocator_;
   const std::unique_ptr<HostPool> pool_ = *HostPool::Make(allocator_, kBudget, TenantWeights{1});
-  const EarlyInputs inputs_{*pool_, kBudget / 8};
+  const EarlyInputs inputs_{*pool_, kEarlyMost};
 };
 
 // A complete message, decoded.
@@ -60,10 +61,16 @@ TEST_F(EarlyInputTest, PlacesEveryTensorOnceTheFieldsHaveArrived) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
+  int placed = 0;
   for (int round = 0; round < 200; ++round) {
     const std::string bytes = test::RandomWireProblem(seed + round).request.SerializeAsString();
     const Decoded whole(bytes);
     if (whole.plan.input_bytes == 0) continue;
+    if (HostPool::BlockBytes(whole.plan.input_bytes) > kEarlyMost) {
+      EXPECT_EQ(Make(bytes, bytes.size()), nullptr) << "more than all early inputs may have";
+      continue;
+    }
+    ++placed;
     const auto first = static_cast<size_t>(whole.message.scan.raw[0].offset);
     EXPECT_EQ(Make(bytes.substr(0, random() % first), bytes.size()), nullptr);
     const size_t cut = first + random() % (bytes.size() - first + 1);
@@ -79,6 +86,7 @@ TEST_F(EarlyInputTest, PlacesEveryTensorOnceTheFieldsHaveArrived) {
     EXPECT_EQ(block.bytes(), whole.plan.input_bytes);
     EXPECT_FALSE(early->Fits(whole.message.scan, whole.plan, whole.validated));
   }
+  EXPECT_GT(placed, 50);
   EXPECT_EQ(pool_->used_bytes(), 0);
 }
 
@@ -118,13 +126,22 @@ TEST_F(EarlyInputTest, AllocatesNothingForMisplacedTensors) {
   EXPECT_TRUE(refuses([](v1::AttendRequest& r) { r.clear_q(); }));
   EXPECT_TRUE(refuses(
       [](v1::AttendRequest& r) { r.mutable_k()->mutable_shared_memory()->set_region("r"); }));
+  v1::AttendRequest fields = problem.request, tensors;
+  fields.clear_raw();
+  *tensors.mutable_raw() = problem.request.raw();
   std::mt19937_64 random(1);
   for (int i = 0; i < 100; ++i) {
-    const std::string shuffled = test::Shuffled(bytes, random);
-    const std::shared_ptr<EarlyInput> early = Make(shuffled, shuffled.size());
-    if (early == nullptr) continue;
-    const Decoded whole(shuffled);
-    EXPECT_TRUE(early->Fits(whole.message.scan, whole.plan, whole.validated));
+    const std::string ordered =
+        test::Shuffled(fields.SerializeAsString(), random) + tensors.SerializeAsString();
+    for (const std::string& shuffled : {ordered, test::Shuffled(bytes, random)}) {
+      const std::shared_ptr<EarlyInput> early = Make(shuffled, shuffled.size());
+      if (early == nullptr) {
+        EXPECT_NE(shuffled, ordered) << "the tensors are last";
+        continue;
+      }
+      const Decoded whole(shuffled);
+      EXPECT_TRUE(early->Fits(whole.message.scan, whole.plan, whole.validated));
+    }
   }
   EXPECT_EQ(pool_->used_bytes(), 0);
 }
@@ -133,7 +150,7 @@ TEST_F(EarlyInputTest, AllEarlyInputsAreBoundedTogether) {
   const std::string bytes = test::PlainWireProblem(1, 1024, 64).request.SerializeAsString();
   std::vector<std::shared_ptr<EarlyInput>> all;
   while (auto early = Make(bytes, bytes.size())) all.push_back(std::move(early));
-  EXPECT_EQ(std::ssize(all), kBudget / 8 / std::ssize(bytes));
+  EXPECT_EQ(std::ssize(all), kEarlyMost / std::ssize(bytes));
   {
     const HostBlock block = all.back()->TakeBlock();
     all.pop_back();
