@@ -86,7 +86,7 @@ struct Request {
   Layout layout = Layout::kBhld;
   Attention attention;                   // its pointers point into the spans
   std::optional<BackwardPass> backward;  // set for a request for gradients; its pointers too
-  TreeView tree;           // a tree of drafts; attention.bias is where it is written out
+  TreeView tree;           // a draft's tree; attention.bias is where it is written out
   int64_t tree_bytes = 0;  // of that bias, until it is written; else 0
   HostBlock input;         // every tensor and array that the kernel reads, unless placed elsewhere
   InputSource source;      // where the inputs are

@@ -330,14 +330,14 @@ void RequestReader::Submit(Call& call, std::unique_ptr<Request> request) {
     large = std::make_shared<std::unique_ptr<Request>>();
     std::swap(*large, request);
     workers_.Post([this, &call, large] {
-      WriteTreeBias(**large);
+      if (!call.cancelled()) WriteTreeBias(**large);
       Enqueue(call, std::move(*large));
       call.Unref();
     });
     return Status();
   });
   if (posted.ok()) return;
-  Finish(std::move(request == nullptr ? *large : request), posted);
+  End(std::move(request == nullptr ? *large : request), posted);
   call.Unref();
 }
 

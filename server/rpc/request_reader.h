@@ -68,7 +68,7 @@ class RequestReader {
   // loop.
   Status AcceptHeader(const RequestMessage& header, Request& request, TensorPlaces& places);
   // Takes a request with all its bytes to the engine, or ends it. Either way it ends by one call of
-  // its responder, `call`. A large tree is written out on a worker thread before.
+  // its responder, `call`. A large tree is first written out on a worker thread.
   void Submit(Call& call, std::unique_ptr<Request> request);
 
  private:
@@ -87,7 +87,7 @@ class RequestReader {
   // Copies the tensors of a decoded request on the copy threads, then continues with it. Throws
   // only while `large` still owns the request.
   void CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large);
-  // Takes a request to the engine that lacks nothing.
+  // Queues a complete request.
   void Enqueue(Call& call, std::unique_ptr<Request> request);
   Status CheckEarly(const Call& call, const Request& request);
   Status Decode(Request& request, Work& work, google::protobuf::Arena& arena);

@@ -116,8 +116,8 @@ Status ReservePages(const MemoryPlan& plan, Request& request);
 void PlaceArrays(const RequestMessage& message, const Validated& validated, const MemoryPlan& plan,
                  Request& request);
 
-// After PlaceArrays, once: writes the request's tree, if it has one, to its bias. Takes time by
-// Request::tree_bytes.
+// After PlaceArrays, once: writes the request's tree, if it has one, to its bias. Takes time in
+// proportion to Request::tree_bytes.
 void WriteTreeBias(Request& request);
 
 }  // namespace attend

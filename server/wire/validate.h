@@ -41,8 +41,7 @@ struct Validated {
   // Set for a backward pass: the strides of dO and of the gradients.
   std::optional<Gradients> gradients;
   std::array<int64_t, 4> bias_shape{};  // for a backward pass with a bias
-  TreeView tree;  // without pointers; tokens > 0: there is one, and the bias is its own
-  bool tree_has_lengths = false;
+  TreeView tree;           // without pointers; tokens > 0: there is one, and the bias is its own
   int64_t tree_bytes = 0;  // of the bias that it is written out as
 
   void Want(Output output) { wanted[static_cast<size_t>(output)] = true; }

@@ -110,7 +110,6 @@ Status ValidateTree(const v1::AttendRequest& request, const WireArrays& arrays,
   const Result<int64_t> written = SetTreeBias(alike, &a);
   if (!written.ok()) return written.status();
   out.tree_bytes = *written;
-  out.tree_has_lengths = lengths > 0;
   return Status();
 }
 

@@ -23,7 +23,7 @@ bool Await(std::string_view what, const Holds& holds, const char* file = __built
   const auto until = std::chrono::steady_clock::now() + kWaitMost;
   while (!holds()) {
     if (std::chrono::steady_clock::now() >= until) {
-      ADD_FAILURE_AT(file, line) << "waited " << kWaitMost.count() << " s in vain until " << what;
+      ADD_FAILURE_AT(file, line) << "waited " << kWaitMost.count() << " s for: " << what;
       return false;
     }
     std::this_thread::yield();
