@@ -19,11 +19,12 @@ namespace {
 // Overheads are in multiply-adds of the fast kernel of the same kind of device. `slower` scales
 // their sum.
 struct KernelModel {
-  double slower;       // than the fast kernel
-  double slower_half;  // the same for 16-bit Q, K and V
-  double pair;         // per pair, beside D + Dv: exponential, maximum, sum
-  double dims = 1;     // share of D + Dv that a pair counts: of a matrix unit beside other units
-  double softcap = 0;  // further cost per pair, if the problem has it
+  double slower;        // than the fast kernel
+  double slower_half;   // the same for 16-bit Q, K and V
+  double pair;          // per pair, beside D + Dv: exponential, maximum, sum
+  double dims = 1;      // share of D + Dv that a pair counts: of a matrix unit beside other units
+  double backward = 1;  // cost of the backward pass's products, of the forward pass's
+  double softcap = 0;   // further cost per pair, if the problem has it
   double bias = 0;
   double alibi = 0;
   double dropout = 0;
@@ -89,8 +90,9 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .shares_heads = true},
     {.slower = 1,
      .slower_half = 1,
-     .pair = 14,
-     .dims = 0.045,
+     .pair = 20,
+     .dims = 0.25,
+     .backward = 1.7,
      .softcap = 60,
      .bias = 60,
      .alibi = 20,
@@ -223,7 +225,8 @@ double Cost(const Attention& attention, KernelId kernel) {
 double BackwardCost(const Attention& attention, KernelId kernel) {
   const Problem& p = attention.problem;
   const double products = static_cast<double>(3 * p.dim + 2 * p.dim_v);
-  return Cost(attention, kernel) * products / static_cast<double>(p.dim + p.dim_v);
+  return Cost(attention, kernel) * kModels[static_cast<size_t>(kernel)].backward * products /
+         static_cast<double>(p.dim + p.dim_v);
 }
 
 double CostPerSecond(const DeviceInfo& device) {

@@ -47,10 +47,11 @@ namespace HWY_NAMESPACE {
 constexpr float kFactorScale = 0x1p32f;
 constexpr uint16_t kFactorScaleBits = 32 << 7;
 
-// Whether all elements are 0 or normal, and at most 2^60. `dim` is whole blocks.
+// Whether all elements are 0 or normal, and at most 2^26, so that no sum of products of K, V, Q and
+// dO leaves fp32's range, times kFactorScale or not. `dim` is whole blocks.
 HWY_INLINE bool FitsTiles(const uint16_t* row, int64_t dim) {
   const Words d;
-  constexpr uint16_t kLeast = 1 << 7, kMost = (127 + 60) << 7;
+  constexpr uint16_t kLeast = 1 << 7, kMost = (127 + 26) << 7;
   auto fits = hn::Eq(hn::Zero(d), hn::Zero(d));
   for (int64_t i = 0; i < dim; i += kAmxBlock) {
     const VWords size = hn::And(hn::LoadU(d, row + i), hn::Set(d, uint16_t{0x7fff}));

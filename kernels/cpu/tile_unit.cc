@@ -6,6 +6,8 @@
 
 #include <atomic>
 
+#include "kernels/cpu/flash_tile.h"
+
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -109,7 +111,8 @@ AmxFacts MachineFacts() {
   const bool leaf = __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0;
   facts.cpu = leaf && (d & kTileBit) != 0 && (d & kBf16Bit) != 0 &&
               __builtin_cpu_supports("avx512bf16") != 0;
-  if (!facts.cpu || !xsave) return facts;
+  facts.vectors = ChooseAmxTileFunction() != nullptr;
+  if (!facts.cpu || !facts.vectors || !xsave) return facts;
   unsigned low = 0, high = 0;
   asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   facts.state = (low & kTileState) == kTileState;
@@ -146,6 +149,7 @@ void UseTileUnitForTest(const TileUnit* unit) { current.store(unit == nullptr ? 
 
 std::string_view WhyNoAmx(const AmxFacts& facts) {
   if (!facts.cpu) return "cpu_flash_amx needs a CPU with AMX-BF16 and AVX512_BF16";
+  if (!facts.vectors) return "cpu_flash runs without AVX-512 here, which cpu_flash_amx needs";
   if (!facts.state) return "the system does not save AMX tiles (XCR0), which cpu_flash_amx needs";
   if (!facts.permitted) {
     return "the system refused AMX tile data (ARCH_REQ_XCOMP_PERM), which cpu_flash_amx needs";

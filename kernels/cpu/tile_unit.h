@@ -29,19 +29,21 @@ struct TileUnit {
 // The machine's; it may be used if WhyNoAmx() is "".
 const TileUnit& MachineTileUnit();
 
-// The unit that RunAmxTile uses: the machine's, or that of a test. Null: the machine's again.
+// The unit in use: the machine's, or that of a test. Null: the machine's again.
 const TileUnit& CurrentTileUnit();
 void UseTileUnitForTest(const TileUnit* unit);
 
 // Decides whether there is a tile unit for this process.
 struct AmxFacts {
   bool cpu = false;        // CPUID: AMX-TILE, AMX-BF16, and AVX512_BF16 for the softmax
+  bool vectors = false;    // Highway uses AVX-512 here: it may lack a target or part of the set
   bool state = false;      // XCR0: the system saves tiles
   bool permitted = false;  // arch_prctl(ARCH_REQ_XCOMP_PERM) has let this process have tile data
 };
 // "" if there is, else the reason. Static storage.
 std::string_view WhyNoAmx(const AmxFacts& facts);
-// The same for this process, for which it asks once.
+// The same for this process, for which it asks once. The permission is the process's: its threads'
+// alternate signal stacks must then have room for tiles.
 std::string_view WhyNoAmx();
 // For the CPU's description: ", AMX", or why not, or nothing without such a CPU.
 std::string AmxText(const AmxFacts& facts);

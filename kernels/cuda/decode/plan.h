@@ -5,10 +5,10 @@
 //
 // A *unit* is one KV head of one sequence with up to a tile's rows: all query heads of the group,
 // row by row. More rows are cut into *chunks*, units of their own. A unit's keys are cut into
-// *splits* at positions that are a function of the sequence alone, so that no neighbour changes a
-// bit. The splits of all units form one line, each with a cost; a *share* of that line is one
-// block's work. The answer over a split is a *partial*. Up to kFanIn splits form a *group*, whose
-// partials are merged in order, and then those of a unit's groups.
+// *splits* by its sequence's length and the request's most query rows, so that no other request
+// changes a bit. The splits of all units form one line, each with a cost; a *share* of that line is
+// one block's work. The answer over a split is a *partial*. Up to kFanIn splits form a *group*,
+// whose partials are merged in order, and then those of a unit's groups.
 
 #pragma once
 

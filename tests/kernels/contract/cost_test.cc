@@ -37,7 +37,8 @@ TEST(Cost, IsNeverBelowTheFlops) {
     for (const KernelInfo& kernel : Kernels()) {
       const double cost = Cost(owned.attention, kernel.id);
       const bool faster = kernel.id == KernelId::kCpuFlashAmx;  // than the unit of cost
-      EXPECT_GE(cost, faster ? 0 : Flops(owned.attention)) << kernel.name << " seed " << seed + n;
+      EXPECT_GE(cost, (faster ? 0.2 : 1) * Flops(owned.attention))
+          << kernel.name << " seed " << seed + n;
       EXPECT_TRUE(std::isfinite(cost));
     }
   }
@@ -69,10 +70,41 @@ TEST(Cost, CountsAPairsWorkBesidesItsProducts) {
   EXPECT_LT(CostOf(dropped), 1.15 * CostOf(plain)) << "vectors of draws are cheap";
 }
 
+// tests/bench/KERNELS.md: 16 threads of a Xeon, bf16, H8.
+TEST(Cost, OfAmxFollowsWhatWasMeasured) {
+  struct Cell {
+    int64_t length, dim, right;
+    double forward_ms, backward_ms;
+  };
+  const Cell cells[] = {{512, 64, -1, 0.257, 1.17},
+                        {512, 128, -1, 0.357, 1.47},
+                        {2048, 64, -1, 2.76, 11.5},
+                        {2048, 128, -1, 4.31, 16.5},
+                        {4096, 128, 0, 7.77, 32.8}};
+  DeviceInfo device;
+  device.units = 16;
+  const double per_ms = 1e-3 * CostPerSecond(device);
+  for (const Cell& cell : cells) {
+    Attention attention;
+    attention.problem =
+        MakeSpec(1, 8, 8, cell.length, cell.length, cell.dim, cell.dim, DType::kBFloat16).problem;
+    attention.problem.mask.right = cell.right;
+    const double forward = Cost(attention, KernelId::kCpuFlashAmx) / per_ms / cell.forward_ms;
+    const double backward =
+        BackwardCost(attention, KernelId::kCpuFlashAmx) / per_ms / cell.backward_ms;
+    for (const double ratio : {forward, backward}) {
+      EXPECT_GT(ratio, 0.6) << cell.length << " D" << cell.dim;
+      EXPECT_LT(ratio, 1.5) << cell.length << " D" << cell.dim;
+    }
+    RecordProperty("L" + std::to_string(cell.length) + "D" + std::to_string(cell.dim),
+                   std::to_string(forward) + " " + std::to_string(backward));
+  }
+}
+
 TEST(Cost, SlowKernelsCostMore) {
   const test::ProblemSpec spec = MakeSpec(1, 2, 2, 256, 256, 64, 64);
   EXPECT_GT(CostOf(spec, KernelId::kCpuReference), 10 * CostOf(spec, KernelId::kCpuFlash));
-  EXPECT_GT(CostOf(spec, KernelId::kCpuFlash), 3 * CostOf(spec, KernelId::kCpuFlashAmx));
+  EXPECT_GT(CostOf(spec, KernelId::kCpuFlash), 2 * CostOf(spec, KernelId::kCpuFlashAmx));
   EXPECT_GT(CostOf(spec, KernelId::kCudaFlashSm80), CostOf(spec, KernelId::kCudaFlashSm90));
   EXPECT_GT(CostOf(spec, KernelId::kCudaFlashFp32), 5 * CostOf(spec, KernelId::kCudaFlashSm80));
   EXPECT_GT(CostOf(spec, KernelId::kCudaNaive), 2 * CostOf(spec, KernelId::kCudaFlashFp32));

@@ -84,12 +84,15 @@ TEST(TileUnit, SaysWhyThereIsNone) {
     EXPECT_NE(cpu_flash::WhyNoAmx(facts).find(why), std::string_view::npos);
     EXPECT_NE(cpu_flash::AmxText(facts).find(text), std::string::npos) << text;
   };
-  expect({false, false, false}, "needs a CPU with AMX", "");
-  EXPECT_EQ(cpu_flash::AmxText({false, false, false}), "");
-  expect({true, false, false}, "XCR0", "(the system does not save AMX tiles");
-  expect({true, true, false}, "ARCH_REQ_XCOMP_PERM", "(the system refused AMX tile data");
-  EXPECT_EQ(cpu_flash::WhyNoAmx({true, true, true}), "");
-  EXPECT_EQ(cpu_flash::AmxText({true, true, true}), ", AMX");
+  expect(AmxFacts(), "needs a CPU with AMX", "");
+  EXPECT_EQ(cpu_flash::AmxText(AmxFacts()), "");
+  expect({.cpu = true}, "without AVX-512", "(cpu_flash runs without AVX-512");
+  expect({.cpu = true, .vectors = true}, "XCR0", "(the system does not save AMX tiles");
+  expect({.cpu = true, .vectors = true, .state = true}, "ARCH_REQ_XCOMP_PERM",
+         "(the system refused AMX tile data");
+  const AmxFacts all{.cpu = true, .vectors = true, .state = true, .permitted = true};
+  EXPECT_EQ(cpu_flash::WhyNoAmx(all), "");
+  EXPECT_EQ(cpu_flash::AmxText(all), ", AMX");
 }
 
 }  // namespace
