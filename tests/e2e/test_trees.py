@@ -116,18 +116,6 @@ def test_packed_sequences_and_every_way_in(client, random):
         same(stream.attention(q, k, v, tree=tree, tree_lengths=drafts, **packed), wanted)
 
 
-@pytest.mark.parametrize("batch, tokens, length", [(1, 1024, 1100), (4, 200, 1600)])
-def test_large_trees_and_large_masks(client, random, batch, tokens, length):
-    """The second mask has more than a MiB, the first a tree of 128 KiB."""
-    q, k, v = (values(random, batch, 1, length, 8) for _ in "qkv")
-    tree = trees(random, 1, tokens)
-    mask = whole(tree, [tokens] * batch, [length] * batch, [length] * batch, length, length)
-    wanted = client.attention(q, k, v, bias=mask)
-    for transport in ("inline", "chunked", "shared"):
-        same([client.attention(q, k, v, tree=tree, kv_lengths=[length] * batch,
-                               transport=transport)], [wanted])
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_on_the_wire_in_each_dtype(tree_server, random, dtype):
     """As stubs of any language send it."""
