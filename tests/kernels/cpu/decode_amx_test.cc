@@ -62,17 +62,7 @@ ProblemSpec DecodeSpec(uint64_t seed) {
   return spec;
 }
 
-class DecodeAmx : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (cpu_flash::ChooseAmxTileFunction() == nullptr || !cpu_flash::HasBf16Pairs()) {
-      GTEST_SKIP() << "no AVX-512 with AVX512_BF16";
-    }
-  }
-
-  const uint64_t seed_ = FreshSeed();
-  const WithTwinTiles twin_;
-};
+using DecodeAmx = AmxTest;
 
 TEST_F(DecodeAmx, RandomProblems) {
   const auto count = static_cast<uint64_t>(200 * TestScale());

@@ -47,9 +47,8 @@ std::vector<std::byte> Bits(OwnedAttention* owned, void (*kernel)(const OwnedAtt
   return owned->OutputBytes();
 }
 
-// `rounded` is false of rows that tiles do not compute: their bound is that of fp32 weights.
-void ExpectRight(const OwnedAttention& owned, bool rounded = true) {
-  const RowsReport report = CheckAllRows(owned.attention, rounded);
+void ExpectRight(const OwnedAttention& owned) {
+  const RowsReport report = CheckAllRows(owned.attention, true);
   EXPECT_TRUE(report.ok) << report.detail;
   EXPECT_TRUE(owned.GuardsIntact()) << "wrote outside its rows";
 }
@@ -60,18 +59,7 @@ bool SameRow(OwnedAttention* x, OwnedAttention* y, int64_t h, int64_t i) {
   return std::memcmp(x->O(0, h, i, 0), y->O(0, h, i, 0), bytes) == 0;
 }
 
-class CpuFlashAmx : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (cpu_flash::ChooseAmxTileFunction() == nullptr || !cpu_flash::HasBf16Pairs()) {
-      GTEST_SKIP() << "no AVX-512 with AVX512_BF16";
-    }
-    SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed_));
-  }
-
-  const uint64_t seed_ = FreshSeed();
-  const WithTwinTiles twin_;
-};
+using CpuFlashAmx = AmxTest;
 
 // Any problem, in bf16 and with so many rows that tiles compute some.
 ProblemSpec TileSpec(uint64_t seed) {

@@ -95,17 +95,7 @@ bool SameRow(const TensorView& x, const TensorView& y, int64_t dim, int64_t h, i
                      static_cast<size_t>(dim) * 2) == 0;
 }
 
-class FlashGradientsAmx : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (cpu_flash::ChooseAmxTileFunction() == nullptr || !cpu_flash::HasBf16Pairs()) {
-      GTEST_SKIP() << "no AVX-512 with AVX512_BF16";
-    }
-  }
-
-  const uint64_t seed_ = FreshSeed();
-  const WithTwinTiles twin_;
-};
+using FlashGradientsAmx = AmxTest;
 
 TEST_F(FlashGradientsAmx, RandomProblems) {
   const auto count = static_cast<uint64_t>(300 * TestScale());

@@ -4,7 +4,15 @@
 
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/cpu/flash.h"
+#include "kernels/cpu/flash_tile.h"
 #include "kernels/cpu/tile_unit.h"
+#include "tests/kernels/support/problems.h"
 
 namespace attend::test {
 
@@ -17,6 +25,21 @@ class WithTwinTiles {
  public:
   WithTwinTiles() { cpu_flash::UseTileUnitForTest(&TwinTileUnit()); }
   ~WithTwinTiles() { cpu_flash::UseTileUnitForTest(nullptr); }
+};
+
+// Runs cpu_flash_amx on the twin. Failures name the seed.
+class AmxTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cpu_flash::ChooseAmxTileFunction() == nullptr || !cpu_flash::HasBf16Pairs()) {
+      GTEST_SKIP() << "no AVX-512 with AVX512_BF16";
+    }
+  }
+
+  const uint64_t seed_ = FreshSeed();
+  const WithTwinTiles twin_;
+  const testing::ScopedTrace trace_{__FILE__, __LINE__,
+                                    "ATTEND_TEST_SEED=" + std::to_string(seed_)};
 };
 
 }  // namespace attend::test
