@@ -150,7 +150,7 @@ class SignalThread {
   attend::Mutex hook_mutex_;  // held while the hook runs
   std::function<void()> on_hangup_ ATTEND_GUARDED_BY(hook_mutex_);
   bool missed_ ATTEND_GUARDED_BY(hook_mutex_) = false;  // a SIGHUP came without a hook
-  std::optional<attend::TimePoint> ending_;             // since when; the signal thread's only
+  std::optional<attend::TimePoint> ending_;             // when the first signal to end came
   std::promise<int> promise_;
   std::future<int> first_;
   std::atomic<bool> stop_{false};

@@ -2,58 +2,42 @@
 
 #include "server/app/call_peer.h"
 
-#include <arpa/inet.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 
 #include <array>
 #include <cstring>
 
-#include "server/app/unix_address.h"
-
 namespace attend {
-namespace {
 
-std::string Port(in_port_t port) { return ":" + std::to_string(ntohs(port)); }
-
-std::string PeerOfV4(const in_addr& address, in_port_t port) {
-  std::array<char, INET_ADDRSTRLEN> text{};
-  inet_ntop(AF_INET, &address, text.data(), text.size());
-  return std::string("ipv4:") + text.data() + Port(port);
-}
-
-// With escaped brackets and scope id, as in the path of a URI.
-std::string PeerOfV6(const sockaddr_in6& peer) {
-  if (IN6_IS_ADDR_V4MAPPED(&peer.sin6_addr)) {
-    in_addr v4{};
-    std::memcpy(&v4, &peer.sin6_addr.s6_addr[12], sizeof(v4));
-    return PeerOfV4(v4, peer.sin6_port);
-  }
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  inet_ntop(AF_INET6, &peer.sin6_addr, text.data(), text.size());
-  const std::string scope =
-      peer.sin6_scope_id == 0 ? "" : "%25" + std::to_string(peer.sin6_scope_id);
-  return std::string("ipv6:%5B") + text.data() + scope + "%5D" + Port(peer.sin6_port);
-}
-
-}  // namespace
-
-std::string CallPeer(int socket, ino_t inode) {
+std::string CallPeer(int socket) {
   sockaddr_storage peer{};
   socklen_t size = sizeof(peer);
-  if (getpeername(socket, reinterpret_cast<sockaddr*>(&peer), &size) != 0) return "";
-  if (peer.ss_family == AF_INET) {
-    const auto& v4 = reinterpret_cast<const sockaddr_in&>(peer);
-    return PeerOfV4(v4.sin_addr, v4.sin_port);
+  auto* const address = reinterpret_cast<sockaddr*>(&peer);
+  if (getpeername(socket, address, &size) != 0) return "";
+  if (peer.ss_family == AF_UNIX) {
+    sockaddr_un own{};
+    size = sizeof(own);
+    struct stat about {};
+    if (getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) != 0) return "";
+    if (fstat(socket, &about) != 0) return "";
+    const std::string path(own.sun_path, strnlen(own.sun_path, sizeof(own.sun_path)));
+    return "unix:" + path + ":" + std::to_string(about.st_ino);
   }
-  if (peer.ss_family == AF_INET6) return PeerOfV6(reinterpret_cast<const sockaddr_in6&>(peer));
-  if (peer.ss_family != AF_UNIX) return "";
-  sockaddr_un own{};
-  size = sizeof(own);
-  if (getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) != 0) return "";
-  const std::string path(own.sun_path, strnlen(own.sun_path, sizeof(own.sun_path)));
-  return PeerOfPath(path) + ":" + std::to_string(inode);
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  if (getnameinfo(address, size, host.data(), host.size(), port.data(), port.size(),
+                  NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "";
+  }
+  std::string name = host.data();
+  constexpr std::string_view kMapped = "::ffff:";  // IPv4 on a socket for both
+  if (name.starts_with(kMapped)) name.erase(0, kMapped.size());
+  const bool v6 = name.find(':') != std::string::npos;
+  return (v6 ? "ipv6:[" + name + "]:" : "ipv4:" + name + ":") + port.data();
 }
 
 }  // namespace attend

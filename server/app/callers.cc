@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/rpc/call_caller.h"
+#include "server/util/assign.h"
 #include "server/util/wipe.h"
 
 namespace attend {
@@ -32,9 +33,7 @@ Result<std::unique_ptr<Callers>> Callers::Load(const Config& config, Metrics& me
     logger.Log(LogLevel::err, "tokens not reloaded; the previous ones stay in use",
                {{"error", status.message()}, {"callers", count}});
   };
-  Result<std::unique_ptr<Authenticator>> loaded = Authenticator::Load(std::move(options));
-  if (!loaded.ok()) return loaded.status();
-  callers->authenticator_ = std::move(*loaded);
+  ATTEND_RETURN_IF_ERROR(Assign(callers->authenticator_, Authenticator::Load(std::move(options))));
   return callers;
 }
 

@@ -11,23 +11,10 @@ namespace attend {
 namespace {
 
 using prometheus::MetricFamily;
-using prometheus::MetricType;
-
-MetricFamily GaugeFamily(const char* name, const char* help, int64_t value) {
-  MetricFamily family = EmptyFamily(MetricType::Gauge, name, help);
-  family.metric.emplace_back().gauge.value = static_cast<double>(value);
-  return family;
-}
-
-MetricFamily CounterFamily(const char* name, const char* help, int64_t value) {
-  MetricFamily family = EmptyFamily(MetricType::Counter, name, help);
-  family.metric.emplace_back().counter.value = static_cast<double>(value);
-  return family;
-}
 
 MetricFamily IdleFamily(const SessionTable::Stats& stats) {
   MetricFamily family =
-      EmptyFamily(MetricType::Histogram, "attend_sessions_evicted_idle_seconds",
+      EmptyFamily(prometheus::MetricType::Histogram, "attend_sessions_evicted_idle_seconds",
                   "Idle time of sessions whose tokens were evicted because memory was short");
   auto& histogram = family.metric.emplace_back().histogram;
   histogram.sample_sum = stats.evicted_idle_seconds;
@@ -43,15 +30,13 @@ MetricFamily IdleFamily(const SessionTable::Stats& stats) {
 MetricFamily TenantBytesFamily(const SessionTable* table, const std::vector<std::string>& devices,
                                const Tenants& tenants) {
   MetricFamily family =
-      EmptyFamily(MetricType::Gauge, "attend_session_tenant_bytes",
+      EmptyFamily(kGauges, "attend_session_tenant_bytes",
                   "Session memory in use, by the tenant that created the sessions");
   for (size_t n = 0; n < devices.size(); ++n) {
     std::vector<int64_t> bytes(tenants.list().size());
     if (table != nullptr) bytes = table->tenant_bytes(static_cast<int>(n));
     for (size_t t = 0; t < bytes.size(); ++t) {
-      prometheus::ClientMetric& metric = AddMetric(family, "device", devices[n]);
-      metric.label.push_back({"tenant", tenants.list()[t].name});
-      metric.gauge.value = static_cast<double>(bytes[t]);
+      AddMetric(family, {{"device", devices[n]}, {"tenant", tenants.list()[t].name}}, bytes[t]);
     }
   }
   return family;
@@ -75,108 +60,92 @@ void RefreshGauges(Engine& engine, Metrics& metrics, Logger& logger) {
 MetricFamilies SharedMemoryFamilies(const RegionRegistry* registry) {
   RegionRegistry::Stats stats;
   if (registry != nullptr) stats = registry->stats();
-  MetricFamily bytes =
-      EmptyFamily(MetricType::Gauge, "attend_shared_memory_bytes",
-                  "Shared memory of regions that clients hold (open), and of regions being "
-                  "created, or released but still in use (changing)");
-  for (const auto& [state, value] :
-       {std::pair{"open", stats.bytes}, std::pair{"changing", stats.changing_bytes}}) {
-    AddMetric(bytes, "state", state).gauge.value = static_cast<double>(value);
-  }
-  return {std::move(bytes),
-          GaugeFamily("attend_shared_memory_limit_bytes", "Limit on shared memory; 0: off",
-                      registry == nullptr ? 0 : registry->limits().bytes_max),
-          GaugeFamily("attend_shared_memory_regions", "Shared regions that clients hold",
-                      stats.regions),
-          GaugeFamily("attend_shared_memory_clients", "Connections to the shared-memory socket",
-                      stats.clients),
-          CounterFamily("attend_shared_memory_regions_created_total", "Shared regions created",
-                        stats.created),
-          CounterFamily("attend_shared_memory_regions_refused_total",
-                        "Requests for a shared region that were refused", stats.refused),
-          GaugeFamily("attend_cuda_ipc_regions", "GPU memory regions that clients lend",
-                      stats.lent_regions),
-          GaugeFamily("attend_cuda_ipc_bytes", "Bytes of GPU memory that clients lend",
-                      stats.lent_bytes)};
+  return {FamilyBy(kGauges, "attend_shared_memory_bytes",
+                   "Shared memory of regions that clients hold (open), and of regions being "
+                   "created, or released but still in use (changing)",
+                   "state", {{"open", stats.bytes}, {"changing", stats.changing_bytes}}),
+          FamilyOf(kGauges, "attend_shared_memory_limit_bytes", "Limit on shared memory; 0: off",
+                   registry == nullptr ? 0 : registry->limits().bytes_max),
+          FamilyOf(kGauges, "attend_shared_memory_regions", "Shared regions that clients hold",
+                   stats.regions),
+          FamilyOf(kGauges, "attend_shared_memory_clients",
+                   "Connections to the shared-memory socket", stats.clients),
+          FamilyOf(kCounters, "attend_shared_memory_regions_created_total",
+                   "Shared regions created", stats.created),
+          FamilyOf(kCounters, "attend_shared_memory_regions_refused_total",
+                   "Requests for a shared region that were refused", stats.refused),
+          FamilyOf(kGauges, "attend_cuda_ipc_regions", "GPU memory regions that clients lend",
+                   stats.lent_regions),
+          FamilyOf(kGauges, "attend_cuda_ipc_bytes", "Bytes of GPU memory that clients lend",
+                   stats.lent_bytes)};
 }
 
 MetricFamilies DiskFamilies(const Dumper* dumper, const Logger& logger) {
-  MetricFamily family = EmptyFamily(MetricType::Counter, "attend_check_dumps_total",
-                                    "Requests whose check failed: written to --check-dump-dir, "
-                                    "left out by its limits, or failed to be written");
   static const Dumper::Counts kNone;
   const Dumper::Counts& counts = dumper == nullptr ? kNone : dumper->counts();
-  for (const auto& [result, count] :
-       {std::pair{"written", &counts.written}, std::pair{"left_out", &counts.left_out},
-        std::pair{"failed", &counts.failed}}) {
-    AddMetric(family, "result", result).counter.value =
-        static_cast<double>(count->load(std::memory_order_relaxed));
-  }
-  return {std::move(family),
-          CounterFamily("attend_log_write_errors_total",
-                        "Log lines lost to a full disk or a slow reader", logger.lost_lines())};
+  return {
+      FamilyBy(
+          kCounters, "attend_check_dumps_total",
+          "Requests whose check failed: written to --check-dump-dir, left out by its "
+          "limits, or failed to be written",
+          "result",
+          {{"written", counts.written}, {"left_out", counts.left_out}, {"failed", counts.failed}}),
+      FamilyOf(kCounters, "attend_log_write_errors_total",
+               "Log lines lost to a full disk or a slow reader", logger.lost_lines())};
 }
 
 MetricFamilies StagingFamilies(const StagingBudget& budget) {
   MetricFamily ends =
-      EmptyFamily(MetricType::Counter, "attend_staged_uploads_total",
+      EmptyFamily(kCounters, "attend_staged_uploads_total",
                   "Uploads large enough to be copied to a device while they arrive, by outcome");
   for (int i = 0; i < kStagingEndCount; ++i) {
     const auto end = static_cast<StagingEnd>(i);
-    AddMetric(ends, "end", StagingEndName(end)).counter.value =
-        static_cast<double>(budget.ends(end));
+    AddMetric(ends, {{"end", StagingEndName(end)}}, budget.ends(end));
   }
-  MetricFamily held = EmptyFamily(MetricType::Gauge, "attend_staging_memory_bytes",
-                                  "Device memory that holds uploads");
-  MetricFamily limit = EmptyFamily(MetricType::Gauge, "attend_staging_memory_limit_bytes",
+  MetricFamily held =
+      EmptyFamily(kGauges, "attend_staging_memory_bytes", "Device memory that holds uploads");
+  MetricFamily limit = EmptyFamily(kGauges, "attend_staging_memory_limit_bytes",
                                    "Limit on device memory for uploads");
   for (int i = 0; i < budget.devices(); ++i) {
     const auto& [device, bytes_max] = budget.limit(i);
-    AddMetric(held, "device", device).gauge.value = static_cast<double>(budget.held_bytes(i));
-    AddMetric(limit, "device", device).gauge.value = static_cast<double>(bytes_max);
+    AddMetric(held, {{"device", device}}, budget.held_bytes(i));
+    AddMetric(limit, {{"device", device}}, bytes_max);
   }
   return {std::move(ends),
-          CounterFamily("attend_staged_bytes_total",
-                        "Bytes copied to a device while their upload was still arriving",
-                        budget.copied_bytes()),
+          FamilyOf(kCounters, "attend_staged_bytes_total",
+                   "Bytes copied to a device while their upload was still arriving",
+                   budget.copied_bytes()),
           std::move(held), std::move(limit)};
 }
 
 MetricFamilies ReloadFamilies(const ReloadHooks& reloads) {
-  MetricFamily family = EmptyFamily(MetricType::Counter, "attend_reloads_total",
+  MetricFamily family = EmptyFamily(kCounters, "attend_reloads_total",
                                     "Reloads on SIGHUP, by what was reloaded and by result");
   for (const ReloadHooks::Count& each : reloads.counts()) {
-    for (const auto& [result, count] :
-         {std::pair{"ok", each.done}, std::pair{"failed", each.failed}}) {
-      prometheus::ClientMetric& metric = AddMetric(family, "what", each.what);
-      metric.label.push_back({"result", result});
-      metric.counter.value = static_cast<double>(count);
-    }
+    AddMetric(family, {{"what", each.what}, {"result", "ok"}}, each.done);
+    AddMetric(family, {{"what", each.what}, {"result", "failed"}}, each.failed);
   }
   return {std::move(family)};
 }
 
 MetricFamilies LimitFamilies(const TenantLimits& limits, const Tenants& tenants) {
-  MetricFamily most = EmptyFamily(MetricType::Gauge, "attend_tenant_limit",
-                                  "A tenant's limit; for a rate, its burst");
+  MetricFamily most =
+      EmptyFamily(kGauges, "attend_tenant_limit", "A tenant's limit; for a rate, its burst");
   MetricFamily used =
-      EmptyFamily(MetricType::Gauge, "attend_tenant_used",
+      EmptyFamily(kGauges, "attend_tenant_used",
                   "How much of a limit a tenant uses; for a rate, how much of its burst is spent");
-  MetricFamily limited = EmptyFamily(MetricType::Counter, "attend_tenant_limited_total",
-                                     "Refusals of a tenant, by limit");
+  MetricFamily limited =
+      EmptyFamily(kCounters, "attend_tenant_limited_total", "Refusals of a tenant, by limit");
   for (int tenant = 0; tenant < limits.tenants(); ++tenant) {
     for (const Limit limit : kLimits) {
       const TenantLimits::Use use = limits.use(tenant, limit);
-      const auto add = [&](MetricFamily& family) -> prometheus::ClientMetric& {
-        prometheus::ClientMetric& metric = AddMetric(family, "tenant", tenants.list()[tenant].name);
-        metric.label.push_back({"limit", std::string(LimitLabel(limit))});
-        return metric;
-      };
+      const std::vector<prometheus::ClientMetric::Label> labels = {
+          {"tenant", tenants.list()[tenant].name}, {"limit", std::string(LimitLabel(limit))}};
       const bool bounded = use.most != kUnlimited;
-      add(most).gauge.value =
-          bounded ? static_cast<double>(use.most) : std::numeric_limits<double>::infinity();
-      add(used).gauge.value = static_cast<double>(use.used);
-      add(limited).counter.value = static_cast<double>(use.refused);
+      AddMetric(most, labels,
+                bounded ? static_cast<double>(use.most) : std::numeric_limits<double>::infinity());
+      AddMetric(used, labels, use.used);
+      AddMetric(limited, labels, use.refused);
     }
   }
   return {std::move(most), std::move(used), std::move(limited)};
@@ -186,7 +155,7 @@ MetricFamilies SessionFamilies(const SessionTable* table, const std::vector<std:
                                const Tenants& tenants) {
   SessionTable::Stats stats;
   if (table != nullptr) stats = table->stats();
-  MetricFamily memory = EmptyFamily(MetricType::Gauge, "attend_session_memory_bytes",
+  MetricFamily memory = EmptyFamily(kGauges, "attend_session_memory_bytes",
                                     "Session memory: used (pages that hold tokens), shared (used "
                                     "by several sessions), free, and the limit");
   for (size_t n = 0; n < devices.size(); ++n) {
@@ -196,36 +165,31 @@ MetricFamilies SessionFamilies(const SessionTable* table, const std::vector<std:
          {std::pair{"used", pool.used_bytes}, std::pair{"shared", pool.shared_bytes},
           std::pair{"free", pool.total_bytes - pool.used_bytes},
           std::pair{"limit", pool.total_bytes}}) {
-      prometheus::ClientMetric& metric = AddMetric(memory, "device", devices[n]);
-      metric.label.push_back({"state", state});
-      metric.gauge.value = static_cast<double>(bytes);
+      AddMetric(memory, {{"device", devices[n]}, {"state", state}}, bytes);
     }
   }
-  MetricFamily evictions =
-      EmptyFamily(MetricType::Counter, "attend_sessions_evictions_total",
-                  "Evictions of a session's tokens: for its own tenant (own), for others where its "
-                  "tenant exceeded its share (share), or by an operator");
-  for (const auto& [cause, count] :
-       {std::pair{"own", stats.evictions_own}, std::pair{"share", stats.evictions_others},
-        std::pair{"operator", stats.evictions_operator}}) {
-    AddMetric(evictions, "cause", cause).counter.value = static_cast<double>(count);
-  }
-  MetricFamily appended = EmptyFamily(MetricType::Counter, "attend_session_appended_tokens_total",
+  MetricFamily appended = EmptyFamily(kCounters, "attend_session_appended_tokens_total",
                                       "Tokens appended to sessions, counted once per layer, by the "
                                       "tenant that created the sessions");
   stats.appended_tokens.resize(tenants.list().size());
   for (size_t t = 0; t < stats.appended_tokens.size(); ++t) {
-    AddMetric(appended, "tenant", tenants.list()[t].name).counter.value =
-        static_cast<double>(stats.appended_tokens[t]);
+    AddMetric(appended, {{"tenant", tenants.list()[t].name}}, stats.appended_tokens[t]);
   }
   return {
-      GaugeFamily("attend_sessions", "Sessions that exist", stats.sessions),
-      CounterFamily("attend_sessions_created_total", "Sessions created, including forks",
-                    stats.created),
-      CounterFamily("attend_sessions_expired_total", "Sessions whose lease ended", stats.expired),
-      std::move(evictions),
-      CounterFamily("attend_sessions_evicted_bytes_total", "Bytes of evicted pages",
-                    stats.evicted_bytes),
+      FamilyOf(kGauges, "attend_sessions", "Sessions that exist", stats.sessions),
+      FamilyOf(kCounters, "attend_sessions_created_total", "Sessions created, including forks",
+               stats.created),
+      FamilyOf(kCounters, "attend_sessions_expired_total", "Sessions whose lease ended",
+               stats.expired),
+      FamilyBy(kCounters, "attend_sessions_evictions_total",
+               "Evictions of a session's tokens: for its own tenant (own), for others where its "
+               "tenant exceeded its share (share), or by an operator",
+               "cause",
+               {{"own", stats.evictions_own},
+                {"share", stats.evictions_others},
+                {"operator", stats.evictions_operator}}),
+      FamilyOf(kCounters, "attend_sessions_evicted_bytes_total", "Bytes of evicted pages",
+               stats.evicted_bytes),
       IdleFamily(stats),
       std::move(appended),
       std::move(memory),

@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <prometheus/metric_family.h>
-
 #include <string>
 #include <vector>
 
@@ -13,6 +11,7 @@
 #include "server/engine/engine.h"
 #include "server/limits/tenant_limits.h"
 #include "server/log/logging.h"
+#include "server/metrics/make_family.h"
 #include "server/metrics/metrics.h"
 #include "server/regions/region_registry.h"
 #include "server/sessions/session_table.h"
@@ -20,8 +19,6 @@
 #include "server/util/reload_hooks.h"
 
 namespace attend {
-
-using MetricFamilies = std::vector<prometheus::MetricFamily>;
 
 // Sets the gauges that are not updated as their values change, except those of connections.
 void RefreshGauges(Engine& engine, Metrics& metrics, Logger& logger);

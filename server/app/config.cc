@@ -175,8 +175,8 @@ void AddChecks(CLI::App& app, Config& c) {
   group.Text("--reference-check", c.reference_check, "MODE", CheckReferenceCheck,
              "Compare answers with a double-precision reference: off (only if a request asks for "
              "it), sample:P (a fraction P of all requests, 0 to 1) or all");
-  group.Add("--check-seed", c.check_seed, "Seed that selects the requests and rows to check")
-      ->type_name("N");
+  group.Number("--check-seed", c.check_seed, 0, UINT64_MAX, "N",
+               "Seed that selects the requests and rows to check");
   group.Int("--check-threads", c.check_threads, 1, 256, "Threads that run reference checks");
   group.Int("--max-checks", c.max_checks, 1, 1 << 20,
             "Accepted requests that may have a check pending; further ones that ask for a check "
@@ -213,15 +213,6 @@ void AddProcess(CLI::App& app, Config& c) {
   group.Flag("--core-dumps", c.core_dumps,
              "Let core files and debuggers of the server's user see its memory, including private "
              "keys and callers' tokens. Without it, /proc/PID belongs to root");
-}
-
-void CheckOip(const Config& c) {
-  if (!c.oip_shared_memory.empty() && !c.oip) {
-    throw CLI::ValidationError("--oip-shared-memory", "needs --oip");
-  }
-  if (!c.oip_cuda_shared_memory) return;
-  if (!c.oip) throw CLI::ValidationError("--oip-cuda-shared-memory", "needs --oip");
-  if (!c.cuda_ipc) throw CLI::ValidationError("--oip-cuda-shared-memory", "needs --cuda-ipc");
 }
 
 // Sets the memory limits that were not given, and refuses limits that cannot be met.
@@ -303,13 +294,15 @@ ConfigOutcome ParseConfig(int argc, const char* const* argv, Config& config, std
       if (!limits.ok()) throw CLI::ValidationError("--limits", limits.status().message());
       config.limits = std::move(*limits);
     }
-    if (config.cuda_ipc && !config.shared_memory) {
-      throw CLI::ValidationError("--cuda-ipc", "needs --shared-memory, whose socket it uses");
-    }
+    CheckNeeds("--cuda-ipc", config.cuda_ipc, config.shared_memory,
+               "--shared-memory, whose socket it uses");
     CheckNetwork(config);
     CheckCallers(config);
     CheckObserving(config);
-    CheckOip(config);
+    CheckNeeds("--oip-shared-memory", !config.oip_shared_memory.empty(), config.oip, "--oip");
+    CheckNeeds("--oip-cuda-shared-memory", config.oip_cuda_shared_memory, config.oip, "--oip");
+    CheckNeeds("--oip-cuda-shared-memory", config.oip_cuda_shared_memory, config.cuda_ipc,
+               "--cuda-ipc");
     SetMemory(app, ProcessMemoryLimit(), config);
   } catch (const CLI::CallForHelp&) {
     text = app.help();

@@ -33,6 +33,17 @@ inline std::string EnvName(const std::string& flag) {
   return name;
 }
 
+// For use after parsing: a setting that is given needs another.
+inline void CheckNeeds(const std::string& flag, bool given, bool met, const std::string& needed) {
+  if (given && !met) throw CLI::ValidationError(flag, "needs " + needed);
+}
+// A certificate and its key.
+inline void CheckPair(const std::string& cert_flag, const std::string& cert,
+                      const std::string& key_flag, const std::string& key) {
+  CheckNeeds(cert_flag, !cert.empty(), !key.empty(), key_flag);
+  CheckNeeds(key_flag, !key.empty(), !cert.empty(), cert_flag);
+}
+
 // Replaces "64MiB" by its number of bytes.
 inline CLI::Validator ByteSize(int64_t low, int64_t high) {
   return CLI::Validator(

@@ -23,16 +23,16 @@ void AddConnections(Group& group, Config& c) {
     group.Number(flag, value, 0.001, 86400, "SECONDS", help);
   };
   seconds("--handshake-timeout", c.handshake_timeout_seconds,
-          "Seconds in which a connection must send its first byte, and then again to complete the "
-          "HTTP/2 handshake");
+          "Seconds in which a connection must complete the TLS handshake, and then again to send "
+          "its first HTTP/2 frame");
   seconds("--first-call-timeout", c.first_call_timeout_seconds,
           "With --tokens: seconds after which a connection is closed if no call on it has been "
           "accepted; health checks do not count. 64 KiB of messages or an open health watch extend "
           "it by as much again");
   seconds("--message-timeout", c.message_timeout_seconds,
           "Seconds in which a message that has begun must deliver 4 KiB, or its end, while the "
-          "server reads it, or its connection 4 KiB for each message that has begun; otherwise the "
-          "connection is closed");
+          "server reads it or the client takes no answers, or its connection 4 KiB for each "
+          "message that has begun; otherwise the connection is closed");
   seconds(
       "--connection-idle-timeout", c.connection_idle_timeout_seconds,
       "Seconds after which a connection without calls is closed; clients reconnect automatically");
@@ -111,16 +111,10 @@ void AddMetricsAccess(Group& group, Config& c) {
 }
 
 void CheckMetricsAccess(const Config& c) {
-  const auto needs = [](const std::string& given, const char* flag, bool met, const char* what) {
-    if (!given.empty() && !met) throw CLI::ValidationError(flag, what);
-  };
-  needs(c.metrics_tls_cert, "--metrics-tls-cert", !c.metrics_tls_key.empty(),
-        "needs --metrics-tls-key");
-  needs(c.metrics_tls_key, "--metrics-tls-key", !c.metrics_tls_cert.empty(),
-        "needs --metrics-tls-cert");
+  CheckPair("--metrics-tls-cert", c.metrics_tls_cert, "--metrics-tls-key", c.metrics_tls_key);
   const bool listens = c.metrics_listen != "off";
-  needs(c.metrics_tls_cert, "--metrics-tls-cert", listens, "needs --metrics-listen");
-  needs(c.metrics_auth, "--metrics-auth", listens, "needs --metrics-listen");
+  CheckNeeds("--metrics-tls-cert", !c.metrics_tls_cert.empty(), listens, "--metrics-listen");
+  CheckNeeds("--metrics-auth", !c.metrics_auth.empty(), listens, "--metrics-listen");
   if (!listens || IsLocalOrNowhere(c.metrics_listen)) return;
   const MetricsAccess access = MetricsAccessOf(c);
   if (!access.loopback_only) return;
@@ -161,19 +155,11 @@ bool TcpOfLoopbackOnly(const Config& c) {
 }
 
 void CheckNetwork(const Config& c) {
-  const auto needs = [](const std::string& given, const char* flag, const std::string& other,
-                        const char* what) {
-    if (!given.empty() && other.empty()) throw CLI::ValidationError(flag, what);
-  };
-  needs(c.tls_cert, "--tls-cert", c.tls_key, "needs --tls-key");
-  needs(c.tls_key, "--tls-key", c.tls_cert, "needs --tls-cert");
-  needs(c.tls_client_ca, "--tls-client-ca", c.tls_cert, "needs --tls-cert and --tls-key");
-  needs(c.tls_crl, "--tls-crl", c.tls_client_ca, "needs --tls-client-ca, whose clients it revokes");
-  for (const auto& [peer, tenant] : TenantsOfPeers(c)) {
-    if (c.tenants.list()[static_cast<size_t>(c.tenants.Find(tenant))].name == tenant) continue;
-    throw CLI::ValidationError("--listen",
-                               peer + "?tenant=" + tenant + ": --tenant does not name " + tenant);
-  }
+  CheckPair("--tls-cert", c.tls_cert, "--tls-key", c.tls_key);
+  CheckNeeds("--tls-client-ca", !c.tls_client_ca.empty(), !c.tls_cert.empty(),
+             "--tls-cert and --tls-key");
+  CheckNeeds("--tls-crl", !c.tls_crl.empty(), !c.tls_client_ca.empty(),
+             "--tls-client-ca, whose clients it revokes");
   const Status sockets = CheckTenantsSockets(c);
   if (!sockets.ok()) throw CLI::ValidationError("--listen", sockets.message());
   CheckMetricsAccess(c);

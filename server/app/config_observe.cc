@@ -52,16 +52,11 @@ void AddObserving(CLI::App& app, Config& c) {
 }
 
 void CheckObserving(const Config& c) {
-  const auto needs = [](const std::string& given, const char* flag, bool other, const char* what) {
-    if (!given.empty() && !other) throw CLI::ValidationError(flag, what);
-  };
   const bool tls = c.otlp_endpoint.starts_with("https://");
-  for (const auto& [path, flag] : {std::pair(&c.otlp_tls_ca, "--otlp-tls-ca"),
-                                   std::pair(&c.otlp_tls_cert, "--otlp-tls-cert")}) {
-    needs(*path, flag, tls, "needs an --otlp-endpoint that begins with https://");
-  }
-  needs(c.otlp_tls_cert, "--otlp-tls-cert", !c.otlp_tls_key.empty(), "needs --otlp-tls-key");
-  needs(c.otlp_tls_key, "--otlp-tls-key", !c.otlp_tls_cert.empty(), "needs --otlp-tls-cert");
+  const std::string endpoint = "an --otlp-endpoint that begins with https://";
+  CheckNeeds("--otlp-tls-ca", !c.otlp_tls_ca.empty(), tls, endpoint);
+  CheckNeeds("--otlp-tls-cert", !c.otlp_tls_cert.empty(), tls, endpoint);
+  CheckPair("--otlp-tls-cert", c.otlp_tls_cert, "--otlp-tls-key", c.otlp_tls_key);
 }
 
 }  // namespace attend

@@ -41,16 +41,10 @@ struct Bytes {
   int64_t bytes = 0;
 };
 
-void FillInputs(const Request& request, v1::AttendRequest* message) {
-  const Problem& p = request.attention.problem;
-  const int64_t rows_q = p.packed ? p.total_q : p.len_q;
-  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
-  FillTensor(p.dtype, request.layout, p.batch, p.heads_q, rows_q, p.dim, message->mutable_q());
-  FillTensor(p.dtype, request.layout, p.batch, p.heads_kv, rows_k, p.dim, message->mutable_k());
-  FillTensor(p.dtype, request.layout, p.batch, p.heads_kv, rows_k, p.dim_v, message->mutable_v());
-  for (v1::Tensor* each : {message->mutable_q(), message->mutable_k(), message->mutable_v()}) {
-    each->mutable_inline_bytes();
-  }
+// A tensor of the request, with the shape and dtype of an output.
+void FillLike(const Request& request, Output output, v1::Tensor* tensor) {
+  FillOutput(request, output, tensor);
+  tensor->mutable_inline_bytes();
 }
 
 // The bias's own shape, derived from its strides: stride 0 means that the dimension is 1 (or B, Hq
@@ -66,21 +60,11 @@ void FillBias(const Attention& a, v1::Tensor* bias) {
 
 // The backward pass's tensors besides those of its attention.
 void FillBackward(const Request& request, v1::BackwardPass* message) {
-  const Problem& p = request.attention.problem;
-  const int64_t rows = p.packed ? p.total_q : p.len_q;
-  for (v1::Tensor* each : {message->mutable_o(), message->mutable_d_o()}) {
-    FillTensor(p.o_dtype(), request.layout, p.batch, p.heads_q, rows, p.dim_v, each);
-    each->mutable_inline_bytes();
-  }
-  std::vector<v1::Tensor*> numbers = {message->mutable_lse()};
-  if (request.backward->gradients.d_lse != nullptr) numbers.push_back(message->mutable_d_lse());
-  for (v1::Tensor* each : numbers) {
-    if (p.packed) {
-      FillTensor(DType::kFloat32, {p.heads_q, rows}, each);
-    } else {
-      FillTensor(DType::kFloat32, {p.batch, p.heads_q, rows}, each);
-    }
-    each->mutable_inline_bytes();
+  FillLike(request, Output::kO, message->mutable_o());
+  FillLike(request, Output::kO, message->mutable_d_o());
+  FillLike(request, Output::kLse, message->mutable_lse());
+  if (request.backward->gradients.d_lse != nullptr) {
+    FillLike(request, Output::kLse, message->mutable_d_lse());
   }
   for (int i = static_cast<int>(Output::kDQ); i < kOutputsMax; ++i) {
     if (!request.backward->wanted[static_cast<size_t>(i)]) continue;
@@ -227,7 +211,9 @@ void FillRequest(const Request& request, v1::AttendRequest* message) {
   const Problem& p = a.problem;
   message->set_request_id(request.request_id);
   message->set_layout(static_cast<v1::Layout>(request.layout));
-  FillInputs(request, message);
+  FillLike(request, Output::kDQ, message->mutable_q());
+  FillLike(request, Output::kDK, message->mutable_k());
+  FillLike(request, Output::kDV, message->mutable_v());
   if (p.has_bias) FillBias(a, message->mutable_bias());
   FillArray(a.q_lengths, p.batch, message->mutable_q_lengths());
   FillArray(a.kv_lengths, p.batch, message->mutable_kv_lengths());

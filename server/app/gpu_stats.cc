@@ -93,15 +93,14 @@ GpuStats::GpuStats(const std::vector<std::string>& devices) : nvml_(std::make_un
 GpuStats::~GpuStats() = default;
 
 std::vector<prometheus::MetricFamily> GpuStats::Collect() const {
-  constexpr auto kGauge = prometheus::MetricType::Gauge;
-  std::vector<prometheus::MetricFamily> families = {
-      EmptyFamily(kGauge, "attend_gpu_utilization_ratio",
+  MetricFamilies families = {
+      EmptyFamily(kGauges, "attend_gpu_utilization_ratio",
                   "Share of time during which a kernel ran, from NVML"),
-      EmptyFamily(kGauge, "attend_gpu_memory_used_bytes",
+      EmptyFamily(kGauges, "attend_gpu_memory_used_bytes",
                   "Device memory in use by all processes, from NVML"),
-      EmptyFamily(kGauge, "attend_gpu_power_watts", "Power drawn by the GPU, from NVML")};
+      EmptyFamily(kGauges, "attend_gpu_power_watts", "Power drawn by the GPU, from NVML")};
   const auto add = [&families](int family, const std::string& device, double value) {
-    AddMetric(families[family], "device", device).gauge.value = value;
+    AddMetric(families[family], {{"device", device}}, value);
   };
   for (const Device& device : devices_) {
     Utilization utilization{};

@@ -16,6 +16,7 @@
 #include "server/app/options.h"
 #include "server/app/unix_address.h"
 #include "server/net/tcp_listener.h"
+#include "server/util/assign.h"
 #include "server/util/cgroups.h"
 #include "server/util/parse_number.h"
 
@@ -60,35 +61,31 @@ Result<std::unique_ptr<GrpcServer>> GrpcServer::Start(
                        RegionConnections(config));
   if (!limits.ok()) return limits.status();
   server->limits_ = *limits;
-  Result<std::unique_ptr<Intake>> intake =
-      Intake::Make(config, connections, metrics, logger, clock);
-  if (!intake.ok()) return intake.status();
-  server->intake_ = std::move(*intake);
+  ATTEND_RETURN_IF_ERROR(
+      Assign(server->intake_, Intake::Make(config, connections, metrics, logger, clock)));
   ATTEND_RETURN_IF_ERROR(server->Listen(config));
-  ATTEND_RETURN_IF_ERROR(server->Serve(config, methods, blocks, clock));
+  ATTEND_RETURN_IF_ERROR(server->Serve(config, methods, blocks, metrics, logger, clock));
 
   std::vector<int> sockets;
   for (const UniqueFd& socket : server->sockets_) sockets.push_back(socket.get());
   const Listener::Callbacks callbacks{
       [taker = server->intake_.get()](int socket) { return taker->Admits(socket); },
       [taker = server->intake_.get()](int socket) { return taker->Take(socket); },
-      [taker = server->intake_.get()](int socket, ino_t inode, ClientRefusal reason) {
-        taker->End(socket, inode, reason);
+      [taker = server->intake_.get()](const ConnectionUse& use, ConnectionRefusal reason) {
+        taker->End(use, reason);
       },
       [changed = std::move(changed)](bool) { changed(); }};
-  const Listener::Options options{*limits, Milliseconds(config.handshake_timeout_seconds),
-                                  Milliseconds(config.first_call_timeout_seconds),
-                                  Milliseconds(config.message_timeout_seconds),
-                                  server->intake_->message_memory()};
-  Result<std::unique_ptr<Listener>> listener =
-      Listener::Start(options, std::move(sockets), callbacks, metrics, logger, clock);
-  if (!listener.ok()) return listener.status();
-  server->listener_ = std::move(*listener);
+  const bool strangers = !config.tokens.empty();  // others are ended by the transport
+  const Listener::Options options{
+      *limits, strangers ? Milliseconds(config.first_call_timeout_seconds) : std::chrono::hours(24),
+      server->intake_->message_memory()};
+  ATTEND_RETURN_IF_ERROR(Assign(
+      server->listener_, Listener::Start(options, sockets, callbacks, metrics, logger, clock)));
   return server;
 }
 
 Status GrpcServer::Serve(const Config& config, CallMethods& methods, BlockPool& blocks,
-                         const Clock& clock) {
+                         Metrics& metrics, Logger& logger, const Clock& clock) {
   Http2Transport::Options options;
   options.blocks = &blocks;
   options.loops = ProcessorsByQuota();
@@ -101,12 +98,16 @@ Status GrpcServer::Serve(const Config& config, CallMethods& methods, BlockPool& 
   }
   // Calls that were reset count until their requests have ended.
   connection.calls_max = 2 * MaxStreams(config);
-  Result<std::unique_ptr<Http2Transport>> transport =
-      Http2Transport::Start(options, methods, clock);
-  if (!transport.ok()) return transport.status();
-  transport_ = std::move(*transport);
-  return intake_->ServeBy(*transport_, connection.session.stream_window_bytes,
-                          connection.handshake_timeout);
+  connection.message_timeout = Milliseconds(config.message_timeout_seconds);
+  connection.write_timeout = WriteTimeout(config);
+  connection.on_unread = [&metrics, &logger,
+                          seconds = config.write_timeout_seconds](const std::string& peer) {
+    metrics.RecordUnread();
+    logger.Log(LogLevel::warn, "call ended because the client did not read its answer",
+               {{"write_timeout_s", seconds}, {"peer", peer}});
+  };
+  ATTEND_RETURN_IF_ERROR(Assign(transport_, Http2Transport::Start(options, methods, clock)));
+  return intake_->ServeBy(*transport_, connection.handshake_timeout);
 }
 
 int GrpcServer::unanswered_seconds() const {

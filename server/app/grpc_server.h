@@ -43,14 +43,20 @@ class GrpcServer {
   GrpcServer(const GrpcServer&) = delete;
   GrpcServer& operator=(const GrpcServer&) = delete;
 
-  // Thread-safe, as are the next five.
+  // Thread-safe, as are the next six.
   bool accepting() const { return listener_->accepting(); }
   int64_t CountConnections() { return listener_->CountOpen(); }
   // After a change in `connections`: its connections without a valid caller are strangers again.
   void FindStrangers() { listener_->FindStrangers(); }
+  // See Http2Transport.
+  void Drain() { transport_->Drain(); }
   const ConnectionLimits& limits() const { return limits_; }
   // For how long a loop of the transport has not run.
   int unanswered_seconds() const;
+  // See Http2Transport. Empty if a loop has not run for long.
+  std::vector<std::string> WaitingPeers() const {
+    return answers() ? transport_->WaitingPeers() : std::vector<std::string>();
+  }
   bool answers() const { return unanswered_seconds() < kUnansweredSecondsMax; }
 
   // Removes the Unix sockets' files, so that no client connects to a process that is shutting down.
@@ -63,7 +69,8 @@ class GrpcServer {
   GrpcServer() = default;
   Status Listen(const Config& config);
   Status ListenUnix(const Config& config, const std::string& address);
-  Status Serve(const Config& config, CallMethods& methods, BlockPool& blocks, const Clock& clock);
+  Status Serve(const Config& config, CallMethods& methods, BlockPool& blocks, Metrics& metrics,
+               Logger& logger, const Clock& clock);
 
   std::unique_ptr<Intake> intake_;  // used by the transport's connections until they end
   ConnectionLimits limits_;

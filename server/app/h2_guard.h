@@ -4,15 +4,16 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string_view>
 #include <utility>
 
-#include "kernels/util/clock.h"
 #include "server/limits/connection_holds.h"
 #include "server/net/connection_use.h"
+#include "server/net/message_memory.h"
 #include "server/net/open_calls.h"
 #include "server/transport/connection.h"
 
@@ -22,31 +23,26 @@ class H2Guard final : public ConnectionGuard {
  public:
   struct Parts {
     std::shared_ptr<OpenCalls::Peer> calls;
-    ConnectionHolds::Ref open;  // held while the connection is open
+    ConnectionHolds::Ref open;  // until its end
     std::shared_ptr<ConnectionUse> use;
-    int64_t stream_window_bytes = 0;
+    std::shared_ptr<MessageMemory> memory;
     // Called when the connection is about to close; an error if its client caused it.
     std::function<void(const Status& why)> on_end;
   };
 
-  // `clock` must outlive it.
-  H2Guard(Parts parts, const Clock& clock);
+  explicit H2Guard(Parts parts) : parts_(std::move(parts)) {}
   // Without an earlier OnEnd, the connection was never served.
   ~H2Guard() override { OnEnd(Status()); }
 
-  Status OpenCall(int32_t id) override;
-  void CloseCall(int32_t id) override;
-  void OnMessageBytes(int32_t id, std::string_view bytes) override;
+  Status OpenCall() override;
+  void CloseCall() override { parts_.calls->End(1); }
+  void OnFirstFrame() override { parts_.use->spoke.store(true, std::memory_order_relaxed); }
+  void OnMessageBytes(int64_t bytes) override;
   void OnKept(int64_t bytes) override;
-  void OnGrant(int32_t id, int64_t bytes) override;
-  void OnEnd(const Status& why) override {
-    if (!std::exchange(ended_, true)) parts_.on_end(why);
-  }
+  void OnEnd(const Status& why) override;
 
  private:
   const Parts parts_;
-  const Clock& clock_;
-  int64_t position_ = 0;  // message bytes so far
   bool ended_ = false;
 };
 

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The listener hands over a connection with its first byte, so TLS and plaintext are told apart by
-// peeking. Ownership during a TLS handshake: the channel belongs to handshakes_, the guard to its
-// completion callback; both then move to the transport. Each path ends in exactly one OnEnd of the
-// guard, which removes the socket from sockets_ before it is closed, so End() of another thread
-// never acts on a reused descriptor.
+// TLS and plaintext are told apart by peeking at the first bytes. Ownership during a TLS handshake:
+// the channel belongs to handshakes_, the guard to its completion callback; both then move to the
+// transport. Each path ends in exactly one OnEnd of the guard, after which the connection's use has
+// no socket, so End() of another thread never acts on a reused descriptor.
 
 #include "server/app/intake.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <pwd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,7 +27,7 @@
 #include "server/memory/memory_reserve.h"
 #include "server/net/peer.h"
 #include "server/tls/client_trust.h"
-#include "server/util/parse_number.h"
+#include "server/util/assign.h"
 
 namespace attend {
 namespace {
@@ -40,10 +38,11 @@ int64_t MessageMemoryMax(const Config& config) {
   return all > 0 ? all / 4 * 3 : std::numeric_limits<int64_t>::max();
 }
 
-std::string WhyEnded(ClientRefusal reason) {
-  if (reason == ClientRefusal::kStranger)
+std::string WhyEnded(ConnectionRefusal reason) {
+  if (reason == ConnectionRefusal::kSilent)
+    return "no frame came in time, or before others needed its place";
+  if (reason == ConnectionRefusal::kStranger)
     return "no call on it was accepted in time (--first-call-timeout)";
-  if (reason == ClientRefusal::kStalled) return "a message made no progress (--message-timeout)";
   return "its incomplete messages took the most memory when the limit was exceeded "
          "(--message-memory-max)";
 }
@@ -87,8 +86,7 @@ std::string PathOf(int socket) {
 Result<std::vector<uid_t>> FindUsers(const std::vector<std::string>& users) {
   std::vector<uid_t> ids;
   for (const std::string& user : users) {
-    const struct passwd* const found = getpwnam(user.c_str());
-    const std::optional<uid_t> id = found != nullptr ? found->pw_uid : ParseNumber<uid_t>(user);
+    const std::optional<uid_t> id = FindUser(user);
     if (!id) return InvalidArgument("socket-users " + user + ": no such user");
     ids.push_back(*id);
   }
@@ -128,75 +126,70 @@ Result<std::unique_ptr<Intake>> Intake::Make(const Config& config, ConnectionHol
     if (!parsed.ok()) return parsed.status();
     Result<std::vector<uid_t>> users = FindUsers(parsed->users);
     if (!users.ok()) return users.status();
-    intake->users_[parsed->path] = std::move(*users);
+    UnixSocket& unix = intake->unix_[parsed->path];
+    unix.users = std::move(*users);
+    if (!parsed->tenant.empty()) unix.tenant = config.tenants.Find(parsed->tenant);
   }
   if (config.tls_cert.empty()) return intake;
-  Result<std::unique_ptr<TlsCertificates>> certificates =
-      TlsCertificates::Load(CertificateOptions(config), intake->tls_metrics_, logger);
-  if (!certificates.ok()) return certificates.status();
-  intake->certificates_ = std::move(*certificates);
-  intake->certificates_->Watch(clock, [raw = intake.get()] { raw->RecheckClients(); });
+  ATTEND_RETURN_IF_ERROR(
+      Assign(intake->certificates_,
+             TlsCertificates::Load(CertificateOptions(config), intake->tls_metrics_, logger)));
   return intake;
 }
 
-Status Intake::ServeBy(Http2Transport& transport, int64_t stream_window_bytes,
-                       Duration handshake_timeout) {
+Status Intake::ServeBy(Http2Transport& transport, Duration handshake_timeout) {
   transport_ = &transport;
-  stream_window_bytes_ = stream_window_bytes;
   if (certificates_ == nullptr) return Status();
-  Result<std::unique_ptr<TlsHandshakes>> handshakes =
-      TlsHandshakes::Start(handshake_timeout, clock_);
-  if (!handshakes.ok()) return handshakes.status();
-  handshakes_ = std::move(*handshakes);
+  certificates_->Watch(clock_, [&transport] { transport.Recheck(); });
+  ATTEND_RETURN_IF_ERROR(
+      Assign(handshakes_, TlsHandshakes::Start(handshake_timeout, clock_,
+                                               [this](int socket) { return SpeaksTls(socket); })));
   return Status();
 }
 
+void Intake::StopServing() {
+  if (certificates_ != nullptr) certificates_->StopWatching();
+  handshakes_.reset();
+}
+
 std::shared_ptr<const ConnectionUse> Intake::Take(int socket) {
-  struct stat about {};
   const bool tcp = FamilyOf(socket) != AF_UNIX;
-  if (fstat(socket, &about) != 0) {
-    close(socket);
-    return nullptr;
-  }
   const bool handshakes = tcp && handshakes_ != nullptr;
-  if (handshakes && RefusesPlaintext(socket)) return nullptr;
   UniqueFd owned(socket);
   const int on = 1;
   if (tcp) setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   std::shared_ptr<ConnectionUse> use;
   const bool taken = TryAllocating([&] {
     const std::string peer = PeerOf(socket);
-    ConnectionPeer client{.address = CallPeer(socket, about.st_ino)};
-    ConnectionHolds::Ref open = connections_.Begin(client.address, peer);
-    use = std::make_shared<ConnectionUse>(message_memory_);
-    if (strangers_ || handshakes) use->marks = open->marks();
-    sockets_.Begin(socket, about.st_ino);
+    const ConnectionHolds::Ref open = connections_.Begin(peer);
+    ConnectionPeer client{.address = CallPeer(socket),
+                          .local = !tcp || IsFromLoopback(socket),
+                          .tenant = tcp ? std::nullopt : unix_.at(PathOf(socket)).tenant,
+                          .holds = open};
+    use = std::make_shared<ConnectionUse>(socket);
+    if (strangers_) use->marks = open->marks();
     auto guard = std::make_unique<H2Guard>(
-        H2Guard::Parts{calls_->Of(peer), std::move(open), use, stream_window_bytes_,
-                       [this, socket](const Status& why) { Ended(socket, why); }},
-        clock_);
+        H2Guard::Parts{calls_->Of(peer), open, use, message_memory_,
+                       [this, socket](const Status& why) { Ended(socket, why); }});
     if (handshakes) {
-      TakeTls(std::move(owned), about.st_ino, std::move(client), std::move(guard));
+      TakeTls(std::move(owned), std::move(client), std::move(guard));
     } else {
       transport_->Serve(std::make_unique<PlainChannel>(std::move(owned)), std::move(client),
                         std::move(guard));
     }
   });
-  if (taken) return use;
-  sockets_.End(socket);
-  return nullptr;
+  return taken ? use : nullptr;
 }
 
 void Intake::Ended(int socket, const Status& why) {
-  if (!why.ok()) {
-    metrics_.RecordConnectionRefused(ConnectionRefusal::kFrames);
-    LogEnd(socket, ConnectionRefusalName(ConnectionRefusal::kFrames), why.message());
-  }
-  sockets_.End(socket);
+  if (why.ok()) return;
+  ConnectionRefusal reason = ConnectionRefusal::kFrames;
+  if (why.code() == Code::kDeadlineExceeded) reason = ConnectionRefusal::kStalled;
+  if (why.code() == Code::kUnavailable) reason = ConnectionRefusal::kSilent;
+  Refuse(socket, reason, why.message());
 }
 
-void Intake::TakeTls(UniqueFd socket, ino_t inode, ConnectionPeer peer,
-                     std::unique_ptr<H2Guard> guard) {
+void Intake::TakeTls(UniqueFd socket, ConnectionPeer peer, std::unique_ptr<H2Guard> guard) {
   const uint64_t generation = certificates_->generation();
   const std::string name = PeerOf(socket.get());
   auto channel =
@@ -206,31 +199,29 @@ void Intake::TakeTls(UniqueFd socket, ino_t inode, ConnectionPeer peer,
       std::move(peer), std::move(guard));
   handshakes_->Begin(
       name, std::move(channel),
-      [this, inode, generation, waiting](std::unique_ptr<TlsChannel> ended, bool established) {
+      [this, generation, waiting](std::unique_ptr<TlsChannel> ended, bool established) {
         if (established) {
-          return ServeTls(std::move(ended), inode, generation, std::move(waiting->first),
+          return ServeTls(std::move(ended), generation, std::move(waiting->first),
                           std::move(waiting->second));
         }
-        if (!ended->wrong().empty()) Refuse(ended->socket(), ClientRefusal::kTls, ended->wrong());
+        const auto reason = ended->spoke() ? ConnectionRefusal::kTls : ConnectionRefusal::kSilent;
+        if (!ended->wrong().empty()) Refuse(ended->socket(), reason, ended->wrong());
         ended->End();  // after Refuse: a client that sees the end finds it counted
         waiting->second->OnEnd(Status());
       });
 }
 
-void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t generation,
-                      ConnectionPeer peer, std::unique_ptr<H2Guard> guard) {
+void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, uint64_t generation, ConnectionPeer peer,
+                      std::unique_ptr<H2Guard> guard) {
   const int socket = channel->socket();
   const bool served = TryAllocating([&] {
     peer.encrypted = true;
-    // Where calls need no credentials, a client that has completed TLS is no stranger.
-    if (!strangers_) connections_.CallUncounted(peer.address);
-    if (std::shared_ptr<TlsClient> client = MakeTlsClient(channel->ssl(), socket, inode)) {
-      AddCertificateNames(client->certificate.get(), peer);
-      const auto trust = std::make_shared<ClientTrust>(*certificates_, tls_clients_,
-                                                       std::move(client), generation);
+    if (X509* const shown = SSL_get0_peer_certificate(channel->ssl())) {
+      AddCertificateNames(shown, peer);
+      const auto trust = std::make_shared<ClientTrust>(*certificates_, channel->ssl(), generation);
       const auto is_trusted = [this, trust, socket] {
         return trust->IsTrusted(
-            [&](const std::string& why) { Refuse(socket, ClientRefusal::kTls, why); });
+            [&](const std::string& why) { Refuse(socket, ConnectionRefusal::kTls, why); });
       };
       // The TLS files changed during the handshake.
       if (!is_trusted()) return guard->OnEnd(Status());
@@ -238,74 +229,57 @@ void Intake::ServeTls(std::unique_ptr<TlsChannel> channel, ino_t inode, uint64_t
     }
     transport_->Serve(std::move(channel), std::move(peer), std::move(guard));
   });
-  if (!served) tls_metrics_.RecordRefused(ClientRefusal::kTls);
+  if (!served) metrics_.RecordConnectionRefused(ConnectionRefusal::kTls);
 }
 
-bool Intake::RefusesPlaintext(int socket) {
+bool Intake::SpeaksTls(int socket) {
   std::array<char, 3> first{};
   const ssize_t bytes = recv(socket, first.data(), first.size(), MSG_PEEK | MSG_DONTWAIT);
-  if (bytes <= 0 || first[0] == kTlsHandshake) return false;
-  Refuse(socket, ClientRefusal::kPlaintext, std::string(kTlsOnly));
+  if (bytes <= 0 || first[0] == kTlsHandshake) return true;
+  Refuse(socket, ConnectionRefusal::kPlaintext, std::string(kTlsOnly));
   const std::string answer = RefusalOf({first.data(), static_cast<size_t>(bytes)});
   send(socket, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   shutdown(socket, SHUT_WR);
-  // Unread bytes would make close() reset the connection before the client has read the answer.
-  std::array<char, 4096> unread;
-  for (int i = 0; i < 16 && recv(socket, unread.data(), unread.size(), MSG_DONTWAIT) > 0; ++i) {
-  }
-  close(socket);
-  return true;
+  return false;
 }
 
 bool Intake::Admits(int socket) {
   if (FamilyOf(socket) != AF_UNIX) return true;
-  const auto users = users_.find(PathOf(socket));
-  if (users != users_.end() && users->second.empty()) return true;
-  ucred client{};
-  socklen_t size = sizeof(client);
-  if (users != users_.end() && getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &client, &size) == 0 &&
-      std::find(users->second.begin(), users->second.end(), client.uid) != users->second.end()) {
-    return true;
+  const auto found = unix_.find(PathOf(socket));
+  if (found != unix_.end()) {
+    const std::vector<uid_t>& users = found->second.users;
+    ucred client{};
+    socklen_t size = sizeof(client);
+    if (users.empty()) return true;
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &client, &size) == 0 &&
+        std::find(users.begin(), users.end(), client.uid) != users.end()) {
+      return true;
+    }
   }
-  Refuse(socket, ClientRefusal::kUser, "its user may not connect to this socket (--socket-users)");
+  Refuse(socket, ConnectionRefusal::kUser,
+         "its user may not connect to this socket (--socket-users)");
   return false;
 }
 
-void Intake::End(int socket, ino_t inode, ClientRefusal reason) {
-  End(socket, inode, reason, WhyEnded(reason));
-}
-
-void Intake::RecheckClients() {
-  tls_clients_->Recheck(*certificates_->current(),
-                        [this](const TlsClient& client, const auto& why) {
-                          End(client.socket, client.inode, ClientRefusal::kTls, why);
-                        });
-}
-
-void Intake::End(int socket, ino_t inode, ClientRefusal reason, const std::string& error) {
+void Intake::End(const ConnectionUse& use, ConnectionRefusal reason) {
   std::string peer;
-  sockets_.WhileOpen(socket, inode, [&] {
+  use.WhileOpen([&](int socket) {
     peer = PeerText(socket);
-    tls_metrics_.RecordRefused(reason);
+    metrics_.RecordConnectionRefused(reason);
     shutdown(socket, SHUT_RDWR);  // the transport then closes it
   });
-  if (peer.empty()) return;
-  LogEndOf(peer, ClientRefusalName(reason), error);
+  if (!peer.empty()) LogEnd(peer, reason, WhyEnded(reason));
 }
 
-void Intake::Refuse(int socket, ClientRefusal reason, const std::string& error) {
-  tls_metrics_.RecordRefused(reason);
-  LogEnd(socket, ClientRefusalName(reason), error);
+void Intake::Refuse(int socket, ConnectionRefusal reason, const std::string& error) {
+  metrics_.RecordConnectionRefused(reason);
+  // The transport called this, and no exception may reach it.
+  TryAllocating([&] { LogEnd(PeerText(socket), reason, error); });
 }
 
-void Intake::LogEnd(int socket, std::string_view reason, const std::string& error) {
-  // Counted already. The transport called this, and no exception may reach it.
-  TryAllocating([&] { LogEndOf(PeerText(socket), reason, error); });
-}
-
-void Intake::LogEndOf(const std::string& peer, std::string_view reason, const std::string& error) {
+void Intake::LogEnd(const std::string& peer, ConnectionRefusal reason, const std::string& error) {
   logger_.Log(LogLevel::warn, "connection closed",
-              {{"reason", reason}, {"peer", peer}, {"error", error}}, error);
+              {{"reason", ConnectionRefusalName(reason)}, {"peer", peer}, {"error", error}}, error);
 }
 
 }  // namespace attend

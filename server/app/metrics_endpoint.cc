@@ -24,6 +24,7 @@
 #include "kernels/util/thread_name.h"
 #include "server/net/peer.h"
 #include "server/net/tcp_listener.h"
+#include "server/util/assign.h"
 #include "server/util/wipe.h"
 
 namespace attend {
@@ -67,10 +68,8 @@ Status MetricsEndpoint::ReadCertificates() {
   files.key = options_.tls.key;
   files.context.http2 = false;
   files.of = TlsFile::kMetricsCert;
-  Result<std::unique_ptr<TlsCertificates>> certificates =
-      TlsCertificates::Load(std::move(files), tls_metrics_, logger_);
-  if (!certificates.ok()) return certificates.status();
-  certificates_ = std::move(*certificates);
+  ATTEND_RETURN_IF_ERROR(
+      Assign(certificates_, TlsCertificates::Load(std::move(files), tls_metrics_, logger_)));
   return Status();
 }
 

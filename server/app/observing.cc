@@ -7,31 +7,18 @@
 #include <string>
 #include <utility>
 
+#include "server/app/options.h"
 #include "server/app/otlp_sink.h"
 #include "server/metrics/make_family.h"
 #include "server/util/random_token.h"
 
 namespace attend {
-namespace {
-
-using Counts = std::initializer_list<std::pair<const char*, int64_t>>;
-
-prometheus::MetricFamily Outcomes(const char* name, const char* help, Counts counts) {
-  prometheus::MetricFamily family = EmptyFamily(prometheus::MetricType::Counter, name, help);
-  for (const auto& [outcome, count] : counts) {
-    AddMetric(family, "outcome", outcome).counter.value = static_cast<double>(count);
-  }
-  return family;
-}
-
-}  // namespace
 
 AccessLog::Options MakeAccessLogOptions(const Config& config) {
   AccessLog::Options options;
   if (config.access_log != "stderr") options.path = config.access_log;
   options.sample = config.access_log_sample;
-  options.slow = std::chrono::duration_cast<Duration>(
-      std::chrono::duration<double>(config.access_log_slow_seconds));
+  options.slow = Seconds(config.access_log_slow_seconds);
   options.rate = config.access_log_rate;
   return options;
 }
@@ -60,14 +47,16 @@ std::vector<prometheus::MetricFamily> ObservingFamilies(const AccessLog* log, Tr
   SpanExporter::Stats spans;
   if (tracer != nullptr) spans = tracer->exporter().stats();
   return {
-      Outcomes("attend_access_log_lines_total",
+      FamilyBy(kCounters, "attend_access_log_lines_total",
                "Access log lines: written, lost (to a full disk or a slow reader), or left out by "
                "its rate limit",
+               "outcome",
                {{"written", lines.written}, {"lost", lines.lost}, {"limited", lines.limited}}),
-      Outcomes(
-          "attend_spans_total",
+      FamilyBy(
+          kCounters, "attend_spans_total",
           "Spans of calls: exported, dropped (the collector was too slow), or failed (the "
           "collector did not accept them)",
+          "outcome",
           {{"exported", spans.exported}, {"dropped", spans.dropped}, {"failed", spans.failed}})};
 }
 

@@ -2,26 +2,16 @@
 
 #include "server/app/oip_options.h"
 
-#include <pwd.h>
 #include <unistd.h>
 
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include "server/app/unix_address.h"
 #include "server/util/parse_number.h"
 
 namespace attend {
-namespace {
-
-// A user's id, from its name or its number.
-std::optional<uid_t> FindUser(const std::string& user) {
-  if (user.empty()) return geteuid();
-  if (const struct passwd* const found = getpwnam(user.c_str())) return found->pw_uid;
-  return ParseNumber<uid_t>(user);
-}
-
-}  // namespace
 
 Result<oip::InferenceServiceImpl::Options> MakeOipOptions(const Config& config,
                                                           const std::vector<Backend*>& backends,
@@ -35,10 +25,10 @@ Result<oip::InferenceServiceImpl::Options> MakeOipOptions(const Config& config,
   regions.tenants.clear();
   for (const Tenant& tenant : config.tenants.list()) regions.tenants.push_back(tenant.name);
   if (!config.oip_shared_memory.empty()) {
-    const std::optional<uid_t> owner = FindUser(config.oip_shared_memory_owner);
+    const std::string& user = config.oip_shared_memory_owner;
+    const std::optional<uid_t> owner = user.empty() ? geteuid() : FindUser(user);
     if (!owner) {
-      return InvalidArgument("oip-shared-memory-owner " + config.oip_shared_memory_owner +
-                             ": no such user");
+      return InvalidArgument("oip-shared-memory-owner " + user + ": no such user");
     }
     regions.files = {config.oip_shared_memory, *owner};
   }

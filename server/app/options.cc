@@ -12,13 +12,9 @@
 #include "server/wire/chunk_codec.h"
 
 namespace attend {
-namespace {
-
 Duration Seconds(double seconds) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
-
-}  // namespace
 
 Dumper::Options MakeDumperOptions(const Config& config) {
   Dumper::Options options;

@@ -21,6 +21,7 @@
 
 namespace attend {
 
+Duration Seconds(double seconds);
 // --server-id, or 16 digits from `random`.
 Result<std::string> ServerId(const Config& config, const TokenSource& random);
 // `gpu`: one of the devices is a GPU, which some defaults depend on.

@@ -19,9 +19,6 @@
 namespace attend {
 namespace {
 
-using prometheus::MetricFamily;
-using prometheus::MetricType;
-
 // Fields of /proc/PID/stat, with proc(5)'s numbers; 3 is the first one after the name.
 constexpr int kFirst = 3, kUserTicks = 14, kSystemTicks = 15, kThreads = 20, kVirtualBytes = 23,
               kResidentPages = 24, kLast = 24;
@@ -40,12 +37,6 @@ Fields ReadStat(const UniqueFd& stat) {
   rest >> state;
   for (int n = kFirst + 1; n <= kLast; ++n) rest >> fields[static_cast<size_t>(n)];
   return fields;
-}
-
-MetricFamily Gauge(const char* name, const char* help, double value) {
-  MetricFamily family = EmptyFamily(MetricType::Gauge, name, help);
-  family.metric.emplace_back().gauge.value = value;
-  return family;
 }
 
 // Bytes that malloc has handed out and not got back.
@@ -70,26 +61,24 @@ double ProcessStats::CountDescriptors() const {
   return static_cast<double>(count);
 }
 
-std::vector<MetricFamily> ProcessStats::Collect() const {
+MetricFamilies ProcessStats::Collect() const {
   const MutexLock lock(mutex_);
   const Fields stat = ReadStat(stat_);
-  MetricFamily cpu = EmptyFamily(MetricType::Counter, "process_cpu_seconds_total",
-                                 "User and system CPU time of the process, over all cores");
-  cpu.metric.emplace_back().counter.value =
-      (stat[kUserTicks] + stat[kSystemTicks]) / static_cast<double>(sysconf(_SC_CLK_TCK));
   return {
-      std::move(cpu),
-      Gauge("process_resident_memory_bytes",
-            "Resident memory of the process, including shared pages",
-            stat[kResidentPages] * static_cast<double>(sysconf(_SC_PAGESIZE))),
-      Gauge("process_virtual_memory_bytes", "Address space of the process", stat[kVirtualBytes]),
-      Gauge("process_open_fds", "Open file descriptors", CountDescriptors()),
-      Gauge("process_max_fds", "Limit on open file descriptors",
-            static_cast<double>(DescriptorsMax())),
-      Gauge("process_threads", "Threads of the process", stat[kThreads]),
-      Gauge("attend_heap_used_bytes",
-            "Memory allocated by malloc and not yet freed; excludes pools and receive buffers",
-            HeapBytes())};
+      FamilyOf(kCounters, "process_cpu_seconds_total",
+               "User and system CPU time of the process, over all cores",
+               (stat[kUserTicks] + stat[kSystemTicks]) / static_cast<double>(sysconf(_SC_CLK_TCK))),
+      FamilyOf(kGauges, "process_resident_memory_bytes",
+               "Resident memory of the process, including shared pages",
+               stat[kResidentPages] * static_cast<double>(sysconf(_SC_PAGESIZE))),
+      FamilyOf(kGauges, "process_virtual_memory_bytes", "Address space of the process",
+               stat[kVirtualBytes]),
+      FamilyOf(kGauges, "process_open_fds", "Open file descriptors", CountDescriptors()),
+      FamilyOf(kGauges, "process_max_fds", "Limit on open file descriptors", DescriptorsMax()),
+      FamilyOf(kGauges, "process_threads", "Threads of the process", stat[kThreads]),
+      FamilyOf(kGauges, "attend_heap_used_bytes",
+               "Memory allocated by malloc and not yet freed; excludes pools and receive buffers",
+               HeapBytes())};
 }
 
 }  // namespace attend

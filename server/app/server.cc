@@ -23,7 +23,6 @@
 #include "server/app/gpu_stats.h"
 #include "server/app/info.h"
 #include "server/app/limits_file.h"
-#include "server/app/method_bounds.h"
 #include "server/app/observing.h"
 #include "server/app/oip_options.h"
 #include "server/app/options.h"
@@ -33,6 +32,7 @@
 #include "server/app/unix_address.h"
 #include "server/net/tcp_listener.h"
 #include "server/rpc/chunked_transfer.h"
+#include "server/util/assign.h"
 #include "server/util/whole_file.h"
 
 namespace attend {
@@ -57,14 +57,10 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config,
                                               std::shared_ptr<Logger> logger,
                                               std::shared_ptr<const Clock> clock) {
   Config named = config;
-  Result<std::string> id = ServerId(config, RandomToken);
-  if (!id.ok()) return id.status();
-  named.server_id = std::move(*id);
+  ATTEND_RETURN_IF_ERROR(Assign(named.server_id, ServerId(config, RandomToken)));
   std::unique_ptr<Server> server(new Server(named, std::move(logger), std::move(clock)));
-  Result<std::unique_ptr<Callers>> callers =
-      Callers::Load(server->config_, server->metrics_, *server->logger_);
-  if (!callers.ok()) return callers.status();
-  server->callers_ = std::move(*callers);
+  ATTEND_RETURN_IF_ERROR(
+      Assign(server->callers_, Callers::Load(server->config_, server->metrics_, *server->logger_)));
   ATTEND_RETURN_IF_ERROR(server->StartObserving());
   ATTEND_RETURN_IF_ERROR(server->MakeEngine(std::move(backends)));
   ATTEND_RETURN_IF_ERROR(server->StartMetrics());
@@ -73,7 +69,7 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config,
     server->callers_->Watch(server->clock_, [raw = server.get()] {
       raw->context_->streams.RecheckAll();
       if (raw->shared_ != nullptr) raw->shared_->Recheck();
-      raw->connections_->Recheck(raw->callers_->authenticator().credentials());
+      raw->connections_.Recheck(raw->callers_->authenticator().credentials());
       raw->grpc_->FindStrangers();
     });
   }
@@ -84,10 +80,9 @@ Result<std::unique_ptr<Server>> Server::Start(const Config& config,
 Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
   bool gpu = false;
   for (const auto& backend : backends) gpu |= backend->info().kind == DeviceKind::kCuda;
-  Result<std::unique_ptr<Engine>> engine =
-      Engine::Make(std::move(backends), MakeEngineOptions(config_, gpu), metrics_, clock_);
-  if (!engine.ok()) return engine.status();
-  engine_ = std::move(*engine);
+  ATTEND_RETURN_IF_ERROR(
+      Assign(engine_,
+             Engine::Make(std::move(backends), MakeEngineOptions(config_, gpu), metrics_, clock_)));
   if (!config_.check_dump_dir.empty()) {
     dumper_ = std::make_unique<Dumper>(MakeDumperOptions(config_), clock_, *logger_);
   }
@@ -111,10 +106,9 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
     SharedMemoryOptions options = MakeSharedMemoryOptions(config_);
     options.limits.tenants = options.socket.limits = &limits_;
     if (callers_ != nullptr) callers_->Guard(options.socket);
-    Result<std::unique_ptr<SharedMemoryServer>> shared = SharedMemoryServer::Start(
-        options, engine_->backends(), engine_->host_allocator(), *logger_, clock_);
-    if (!shared.ok()) return shared.status();
-    shared_ = std::move(*shared);
+    ATTEND_RETURN_IF_ERROR(
+        Assign(shared_, SharedMemoryServer::Start(options, engine_->backends(),
+                                                  engine_->host_allocator(), *logger_, clock_)));
   }
   ATTEND_RETURN_IF_ERROR(MakeSessions());
   blocks_ = std::make_unique<BlockPool>(config_.receive_memory_bytes);
@@ -125,12 +119,6 @@ Status Server::MakeEngine(std::vector<std::unique_ptr<Backend>> backends) {
       *engine_, *workers_, clock_, MakeReaderLimits(config_, receive_memory_.get()), limits_,
       shared_ == nullptr ? nullptr : &shared_->registry(), receive_memory_.get(), sessions());
   chunked_ = std::make_unique<ChunkedRegistry>(MakeChunkedOptions(config_), clock_, RandomToken);
-  answers_ =
-      std::make_unique<AnswerWatch>(WriteTimeout(config_), clock_, [this](const std::string& peer) {
-        metrics_.RecordUnread();
-        logger_->Log(LogLevel::warn, "call ended because the client did not read its answer",
-                     {{"write_timeout_s", config_.write_timeout_seconds}, {"peer", peer}});
-      });
   return MakeServices();
 }
 
@@ -142,10 +130,6 @@ void Server::FillInfo(const Caller& caller, v1::GetServerInfoResponse* response)
 
 Status Server::MakeServices() {
   if (config_.load_reports) StartLoadReports();
-  std::map<std::string, int, std::less<>> socket_tenants;
-  for (const auto& [peer, tenant] : TenantsOfPeers(config_)) {
-    socket_tenants.emplace(peer, config_.tenants.Find(tenant));
-  }
   context_ = std::unique_ptr<ServiceContext>(new ServiceContext{
       .engine = *engine_,
       .reader = *reader_,
@@ -153,27 +137,24 @@ Status Server::MakeServices() {
       .workers = *workers_,
       .queue = *call_queue_,
       .chunked = *chunked_,
-      .answers = *answers_,
       .clock = clock_,
       .logger = *logger_,
       .limits = limits_,
       .stream_requests_max = config_.stream_requests_max,
       .fill_info = [this](const auto& caller, auto* response) { FillInfo(caller, response); },
       .authenticator = callers_ == nullptr ? nullptr : &callers_->authenticator(),
-      .socket_tenants = std::move(socket_tenants),
       .access_log = access_log_.get(),
       .tracer = tracer_.get(),
-      .connections = connections_.get(),
       .load = load_.get(),
       .server_id = config_.server_id});
-  table_ = std::make_unique<CallTable>();
-  AddAttention(*context_, *table_);
+  table_ = std::make_unique<CallTable>(*context_);
+  AddAttention(*table_);
   session_service_ = std::make_unique<SessionServiceImpl>(*context_, sessions());
   session_service_->AddTo(*table_);
   MakeAdmin();
   admin_service_->AddTo(*table_);
-  health_service_ = std::make_unique<HealthService>(
-      ServiceNames(config_), callers_ == nullptr ? nullptr : connections_.get());
+  health_service_ =
+      std::make_unique<HealthService>(ServiceNames(config_), /*bounded=*/callers_ != nullptr);
   health_service_->AddTo(*table_);
   if (config_.reflection) {
     reflection_ = std::make_unique<ReflectionService>(*context_, ServiceNames(config_));
@@ -187,7 +168,6 @@ Status Server::MakeServices() {
         std::make_unique<oip::InferenceServiceImpl>(*context_, std::move(*options));
     inference_service_->AddTo(*table_);
   }
-  methods_ = std::make_unique<H2Methods>(*context_, *table_, MessageBounds(config_));
   return Status();
 }
 
@@ -234,31 +214,31 @@ Status Server::StartMetrics() {
   std::vector<std::string> tenants;
   for (const Tenant& tenant : config_.tenants.list()) tenants.push_back(tenant.name);
   const MetricsAccess access = MetricsAccessOf(config_);
-  Result<std::unique_ptr<MetricsEndpoint>> endpoint = MetricsEndpoint::Start(
-      {.address = config_.metrics_listen,
-       .loopback_only = access.loopback_only,
-       .tls = access.tls,
-       .auth_file = access.auth,
-       .tenants = tenants,
-       .ready = [this] { return Ready(); },
-       .ailment = [this] { return Ailment(); }},
-      {[this] {
-         UpdateConnections();
-         RefreshGauges(*engine_, metrics_, *logger_);
-         return metrics_.registry()->Collect();
-       },
-       [process = std::make_shared<ProcessStats>()] { return process->Collect(); },
-       [gpus = std::make_shared<GpuStats>(devices)] { return gpus->Collect(); },
-       [this] { return SharedMemoryFamilies(shared_ ? &shared_->registry() : nullptr); },
-       [this] { return DiskFamilies(dumper_.get(), *logger_); },
-       [this] { return StagingFamilies(engine_->staging()); },
-       [this] { return ReloadFamilies(reloads_); },
-       [this] { return LimitFamilies(limits_, config_.tenants); },
-       [this] { return ObservingFamilies(access_log_.get(), tracer_.get()); },
-       [this, devices] { return SessionFamilies(sessions(), devices, config_.tenants); }},
-      tls_metrics_, *logger_);
-  if (!endpoint.ok()) return endpoint.status();
-  metrics_endpoint_ = std::move(*endpoint);
+  ATTEND_RETURN_IF_ERROR(Assign(
+      metrics_endpoint_,
+      MetricsEndpoint::Start(
+          {.address = config_.metrics_listen,
+           .loopback_only = access.loopback_only,
+           .tls = access.tls,
+           .auth_file = access.auth,
+           .tenants = tenants,
+           .ready = [this] { return Ready(); },
+           .ailment = [this] { return Ailment(); }},
+          {[this] {
+             UpdateConnections();
+             RefreshGauges(*engine_, metrics_, *logger_);
+             return metrics_.registry()->Collect();
+           },
+           [process = std::make_shared<ProcessStats>()] { return process->Collect(); },
+           [gpus = std::make_shared<GpuStats>(devices)] { return gpus->Collect(); },
+           [this] { return SharedMemoryFamilies(shared_ ? &shared_->registry() : nullptr); },
+           [this] { return DiskFamilies(dumper_.get(), *logger_); },
+           [this] { return StagingFamilies(engine_->staging()); },
+           [this] { return ReloadFamilies(reloads_); },
+           [this] { return LimitFamilies(limits_, config_.tenants); },
+           [this] { return ObservingFamilies(access_log_.get(), tracer_.get()); },
+           [this, devices] { return SessionFamilies(sessions(), devices, config_.tenants); }},
+          tls_metrics_, *logger_)));
   metrics_address_ = WithPort(config_.metrics_listen, metrics_endpoint_->port());
   return Status();
 }
@@ -271,11 +251,9 @@ void Server::UpdateConnections() {
 }
 
 Status Server::StartGrpc() {
-  Result<std::unique_ptr<GrpcServer>> grpc =
-      GrpcServer::Start(config_, *methods_, *blocks_, *connections_, metrics_, *logger_, clock_,
-                        [this] { UpdateHealth(); });
-  if (!grpc.ok()) return grpc.status();
-  grpc_ = std::move(*grpc);
+  ATTEND_RETURN_IF_ERROR(
+      Assign(grpc_, GrpcServer::Start(config_, *table_, *blocks_, connections_, metrics_, *logger_,
+                                      clock_, [this] { UpdateHealth(); })));
   {
     const MutexLock lock(serving_mutex_);
     serving_ = grpc_.get();

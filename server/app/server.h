@@ -27,15 +27,14 @@ namespace attend {
 class Accepting;
 class AccessLog;
 class AdminServiceImpl;
-class AnswerWatch;
 class BlockPool;
 class CallQueue;
+class CallTable;
 class Callers;
-class ChunkedTransfer;
+class ChunkedRegistry;
 class Dumper;
 class Engine;
 class GrpcServer;
-class H2Methods;
 class LoadMeter;
 class MetricsEndpoint;
 class ReceiveMemory;
@@ -48,11 +47,8 @@ class SessionTable;
 class SharedMemoryServer;
 class Tracer;
 class WorkerThreads;
-struct CallTable;
 struct Caller;
 struct ServiceContext;
-template <class Transfer>
-class TransferRegistry;
 namespace oip {
 class InferenceServiceImpl;
 }
@@ -130,7 +126,7 @@ class Server {
   TlsMetrics tls_metrics_{*metrics_.registry()};
   ReloadHooks reloads_;
   TenantLimits limits_;
-  const std::shared_ptr<ConnectionHolds> connections_ = std::make_shared<ConnectionHolds>(limits_);
+  ConnectionHolds connections_{limits_};
   std::unique_ptr<AccessLog> access_log_;  // null if off
   std::unique_ptr<Tracer> tracer_;         // null if off
   std::unique_ptr<LoadMeter> load_;        // null if off
@@ -140,8 +136,7 @@ class Server {
   std::unique_ptr<ReceiveMemory> receive_memory_;  // null: messages are copied
   std::unique_ptr<WorkerThreads> workers_;
   std::unique_ptr<CallQueue> call_queue_;
-  std::unique_ptr<TransferRegistry<ChunkedTransfer>> chunked_;
-  std::unique_ptr<AnswerWatch> answers_;
+  std::unique_ptr<ChunkedRegistry> chunked_;
   std::unique_ptr<SharedMemoryServer> shared_;     // null if off
   std::unique_ptr<SessionMemory> session_memory_;  // null if off
   std::unique_ptr<Callers> callers_;               // null: callers are not authenticated
@@ -154,7 +149,6 @@ class Server {
   std::unique_ptr<Accepting> accepting_;
   std::unique_ptr<AdminServiceImpl> admin_service_;
   std::unique_ptr<HealthService> health_service_;
-  std::unique_ptr<H2Methods> methods_;
   Mutex serving_mutex_;
   // grpc_, for threads other than the owner's. Null before it serves and during destruction.
   GrpcServer* serving_ ATTEND_GUARDED_BY(serving_mutex_) = nullptr;

@@ -63,7 +63,7 @@ bool Server::Drain(Duration timeout) {
   const TimePoint end = std::max(until, clock_.Now() + kLastAnswersTime);
   const bool sent = WaitForCalls(end);
   if (!sent) {
-    for (const std::string& peer : answers_->WaitingPeers()) {
+    for (const std::string& peer : grpc_->WaitingPeers()) {
       logger_->Log(LogLevel::err, "client held up the drain by not reading its answer",
                    {{"peer", peer}});
     }

@@ -9,6 +9,7 @@
 #include "server/app/options.h"
 #include "server/app/server.h"
 #include "server/app/server_parts.h"
+#include "server/util/assign.h"
 
 namespace attend {
 namespace {
@@ -20,16 +21,12 @@ constexpr Duration kLastLinesTime = std::chrono::milliseconds(500);
 
 Status Server::StartObserving() {
   if (config_.access_log != "off") {
-    Result<std::unique_ptr<AccessLog>> log =
-        AccessLog::Open(MakeAccessLogOptions(config_), *logger_, clock_);
-    if (!log.ok()) return log.status();
-    access_log_ = std::move(*log);
+    ATTEND_RETURN_IF_ERROR(
+        Assign(access_log_, AccessLog::Open(MakeAccessLogOptions(config_), *logger_, clock_)));
     reloads_.Add("access-log", [this] { return access_log_->Reopen(); });
   }
   if (config_.otlp_endpoint.empty()) return Status();
-  Result<std::unique_ptr<Tracer>> tracer = MakeTracer(config_, *logger_, clock_);
-  if (!tracer.ok()) return tracer.status();
-  tracer_ = std::move(*tracer);
+  ATTEND_RETURN_IF_ERROR(Assign(tracer_, MakeTracer(config_, *logger_, clock_)));
   if (!config_.otlp_tls_ca.empty() || !config_.otlp_tls_cert.empty()) {
     reloads_.Add("otlp-tls-ca", [this] { return tracer_->exporter().Reload(); });
   }
@@ -60,10 +57,12 @@ void Server::StartLoadReports() {
 void Server::MakeAdmin() {
   accepting_ = std::make_unique<Accepting>(
       [this] {
-        // In this order, so that every client that has seen NOT_SERVING is refused.
+        // In this order, so that every client that has seen NOT_SERVING or a GOAWAY is refused.
         engine_->Drain();
         UpdateHealth();
         context_->streams.EndAll();
+        const MutexLock lock(serving_mutex_);
+        if (serving_ != nullptr) serving_->Drain();
       },
       [this] {
         context_->streams.Resume();

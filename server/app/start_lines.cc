@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string_view>
 
+#include "kernels/util/counted.h"
 #include "server/app/options.h"
 #include "server/memory/host_memory.h"
 #include "server/memory/ledger.h"
@@ -36,11 +37,6 @@ std::vector<std::string_view> KernelNames(const std::vector<Engine::DeviceState>
   return names;
 }
 
-// "1 lane", "2 lanes"
-std::string Count(int64_t number, const std::string& thing) {
-  return std::to_string(number) + " " + thing + (number == 1 ? "" : "s");
-}
-
 // Logs each tenant's own part of the memory budget.
 void LogParts(const Config& config, Logger& logger) {
   const TenantParts parts = DivideByWeight(config.memory_budget_bytes, config.tenants.weights(),
@@ -61,7 +57,7 @@ void LogStart(const Config& config, const StartFacts& facts, Logger& logger) {
   logger.info("{}", VersionText());
   for (const Engine::DeviceState& state : facts.devices) {
     logger.info("device {}: {}, {}, {}, {} of memory", state.info.name, state.info.description,
-                Count(state.info.units, "unit"), Count(state.lanes, "lane"),
+                Counted(state.info.units, "unit"), Counted(state.lanes, "lane"),
                 RoundByteSize(state.info.memory_bytes));
   }
   logger.info("kernels: {}", fmt::join(KernelNames(facts.devices), ", "));

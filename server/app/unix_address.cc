@@ -2,16 +2,17 @@
 
 #include "server/app/unix_address.h"
 
+#include <pwd.h>
+
 #include <algorithm>
 #include <array>
-#include <cctype>
-#include <cstdio>
 #include <set>
 #include <sstream>
 #include <string_view>
 #include <utility>
 
 #include "server/app/config_values.h"
+#include "server/util/parse_number.h"
 
 namespace attend {
 namespace {
@@ -84,9 +85,21 @@ Result<UnixAddress> UnixAddressOf(const std::string& address, const Config& conf
   return parsed;
 }
 
+std::optional<uid_t> FindUser(const std::string& user) {
+  if (const struct passwd* const found = getpwnam(user.c_str())) return found->pw_uid;
+  return ParseNumber<uid_t>(user);
+}
+
 Status CheckTenantsSockets(const Config& config) {
   std::set<std::string> tenants;
-  for (const auto& [peer, tenant] : TenantsOfPeers(config)) tenants.insert(tenant);
+  for (const std::string& each : config.listen) {
+    const Result<UnixAddress> parsed = ParseUnixAddress(each);
+    if (!parsed.ok() || parsed->tenant.empty()) continue;
+    const std::string& tenant = *tenants.insert(parsed->tenant).first;
+    if (config.tenants.list()[static_cast<size_t>(config.tenants.Find(tenant))].name != tenant) {
+      return InvalidArgument(each + ": --tenant does not name " + tenant);
+    }
+  }
   if (tenants.size() < 2) return Status();
   for (const std::string& each : config.listen) {
     const Result<UnixAddress> own = ParseUnixAddress(each);
@@ -100,32 +113,6 @@ Status CheckTenantsSockets(const Config& config) {
         "admit the same users to each; add &users=A:B to this address");
   }
   return Status();
-}
-
-std::string PeerOfPath(const std::string& path) {
-  // The escaping that gRPC uses in peer names.
-  constexpr std::string_view kPlain = "-._~!$&'()*+,;=:@/";
-  std::string peer(kPrefix);
-  for (const char c : path) {
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte < 128 && std::isalnum(byte) != 0) || kPlain.find(c) != std::string_view::npos) {
-      peer += c;
-      continue;
-    }
-    std::array<char, 4> escaped;
-    std::snprintf(escaped.data(), escaped.size(), "%%%02X", byte);
-    peer += escaped.data();
-  }
-  return peer;
-}
-
-std::map<std::string, std::string, std::less<>> TenantsOfPeers(const Config& config) {
-  std::map<std::string, std::string, std::less<>> tenants;
-  for (const std::string& address : config.listen) {
-    const Result<UnixAddress> parsed = ParseUnixAddress(address);
-    if (parsed.ok() && !parsed->tenant.empty()) tenants[PeerOfPath(parsed->path)] = parsed->tenant;
-  }
-  return tenants;
 }
 
 }  // namespace attend

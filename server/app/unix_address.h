@@ -4,7 +4,9 @@
 
 #pragma once
 
-#include <map>
+#include <sys/types.h>
+
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,15 +32,10 @@ Result<UnixAddress> ParseUnixAddress(const std::string& address);
 // The same, with the settings as defaults for what the address leaves out.
 Result<UnixAddress> UnixAddressOf(const std::string& address, const Config& config);
 
-// INVALID_ARGUMENT: sockets of several tenants would admit the same users.
+// A user's id, from its name or its number.
+std::optional<uid_t> FindUser(const std::string& user);
+// INVALID_ARGUMENT: a socket's tenant is unknown, or sockets of several tenants would admit the
+// same users.
 Status CheckTenantsSockets(const Config& config);
-
-// The peer name of a Unix socket's calls, without the colon and connection number that follow
-// (call_peer.h).
-std::string PeerOfPath(const std::string& path);
-
-// Peer name to tenant, for the sockets that are bound to one. Calls with other peer names came
-// another way.
-std::map<std::string, std::string, std::less<>> TenantsOfPeers(const Config& config);
 
 }  // namespace attend

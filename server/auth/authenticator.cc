@@ -5,16 +5,12 @@
 
 #include "server/auth/authenticator.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
-#include "server/util/unique_fd.h"
+#include "server/util/whole_file.h"
 
 namespace attend {
 namespace {
@@ -75,49 +71,19 @@ const Grant* Find(const Grants& grants, const Credentials& credentials, Decision
 
 }  // namespace
 
-bool Authenticator::FileState::operator==(const FileState& other) const {
-  const auto same = [](const timespec& a, const timespec& b) {
-    return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+Result<Grants> Authenticator::Read() const {
+  const auto wrong = [this](Code code, const std::string& why) {
+    return Status(code, "tokens " + options_.file + ": " + why);
   };
-  return device == other.device && inode == other.inode && bytes == other.bytes &&
-         same(modified, other.modified) && same(changed, other.changed);
-}
-
-Authenticator::FileState Authenticator::StateOf(const std::string& path) {
-  struct stat about {};
-  if (stat(path.c_str(), &about) != 0) return {};
-  return {about.st_dev, about.st_ino, about.st_size, about.st_mtim, about.st_ctim};
-}
-
-Result<Grants> Authenticator::Read(std::optional<FileState>& state) const {
-  const auto wrong = [this](const std::string& why) {
-    return InvalidArgument("tokens " + options_.file + ": " + why);
-  };
-  // Taken before the read, so that a change during the read is noticed by the next Reload.
-  state = StateOf(options_.file);
-  const auto unread = [&] {
-    const Status status = wrong(std::string("it cannot be read: ") + std::strerror(errno));
-    state.reset();
-    return status;
-  };
-  const UniqueFd file(open(options_.file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  struct stat about {};
-  if (!file.valid() || fstat(file.get(), &about) != 0) return unread();
-  if (!S_ISREG(about.st_mode)) return wrong("it is not a regular file");
-  if ((about.st_mode & S_IWOTH) != 0) return wrong("any user may write to it");
-  std::string text;
-  text.resize(static_cast<size_t>(kTokensFileBytesMax) + 1);
-  size_t got = 0;
-  while (got < text.size()) {
-    const ssize_t bytes = read(file.get(), text.data() + got, text.size() - got);
-    if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) return unread();
-    if (bytes == 0) break;
-    got += static_cast<size_t>(bytes);
+  mode_t mode = 0;
+  const Result<std::string> text = ReadWholeFile(options_.file, kTokensFileBytesMax, &mode);
+  if (!text.ok()) {
+    const Status& status = text.status();
+    return wrong(status.code(), "it" + status.message().substr(options_.file.size()));
   }
-  text.resize(got);
-  Result<Grants> grants = Grants::Parse(text, options_.tenants);
-  if (!grants.ok()) return wrong(grants.status().message());
+  if ((mode & S_IWOTH) != 0) return wrong(Code::kInvalidArgument, "any user may write to it");
+  Result<Grants> grants = Grants::Parse(*text, options_.tenants);
+  if (!grants.ok()) return wrong(Code::kInvalidArgument, grants.status().message());
   return grants;
 }
 
@@ -133,8 +99,9 @@ void Authenticator::Use(Grants grants) {
 
 Result<std::unique_ptr<Authenticator>> Authenticator::Load(Options options) {
   std::unique_ptr<Authenticator> made(new Authenticator(std::move(options)));
-  Result<Grants> grants = made->Read(made->state_);
-  if (!grants.ok()) return grants.status();
+  made->stamp_ = StampOf(made->options_.file);
+  Result<Grants> grants = made->Read();
+  if (!grants.ok()) return InvalidArgument(grants.status().message());
   made->Use(std::move(*grants));
   return made;
 }
@@ -144,11 +111,13 @@ void Authenticator::Reload() {
     next_expiry_ = grants()->NextExpiry(now);
     generation_.fetch_add(1, std::memory_order_release);
   }
-  if (StateOf(options_.file) == state_) return;
-  std::optional<FileState> state;
-  Result<Grants> read = Read(state);
-  state_ = state;
-  const std::string unread = read.ok() || state ? "" : read.status().message();
+  // Taken before the read, so that a change during the read is noticed by the next Reload.
+  const FileStamp stamp = StampOf(options_.file);
+  if (stamp == stamp_) return;
+  Result<Grants> read = Read();
+  const bool unavailable = read.status().code() == Code::kUnavailable;
+  stamp_ = unavailable ? std::nullopt : std::optional(stamp);
+  const std::string unread = unavailable ? read.status().message() : "";
   const bool reported = !unread.empty() && unread == unread_;
   unread_ = unread;
   if (read.ok()) Use(std::move(*read));

@@ -6,11 +6,8 @@
 
 #pragma once
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <cstdint>
-#include <ctime>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -24,6 +21,7 @@
 #include "kernels/util/status.h"
 #include "server/auth/caller.h"
 #include "server/auth/grants.h"
+#include "server/util/file_stamp.h"
 
 namespace attend {
 
@@ -92,19 +90,9 @@ class Authenticator {
   std::set<TokenDigest> credentials() const { return grants()->Credentials(options_.now()); }
 
  private:
-  // Identity and version of the file.
-  struct FileState {
-    dev_t device = 0;
-    ino_t inode = 0;
-    off_t bytes = -1;  // -1: no such file
-    timespec modified{}, changed{};
-    bool operator==(const FileState& other) const;
-  };
-
   explicit Authenticator(Options options) : options_(std::move(options)) {}
-  static FileState StateOf(const std::string& path);
-  // `state`: the version that was read; none if the system could not read it.
-  Result<Grants> Read(std::optional<FileState>& state) const;
+  // UNAVAILABLE: the system cannot read the file now.
+  Result<Grants> Read() const;
   void Use(Grants grants);
   std::shared_ptr<const Grants> grants() const {
     const MutexLock lock(mutex_);
@@ -113,8 +101,8 @@ class Authenticator {
 
   const Options options_;
   // Used by Reload only:
-  std::optional<FileState> state_;
-  std::string unread_;  // the last read error, already reported
+  std::optional<FileStamp> stamp_;  // of the version read last; none if it could not be read
+  std::string unread_;              // the last read error, already reported
   WallTime next_expiry_ = kNoExpiry;
   std::atomic<uint64_t> generation_{0};
   mutable Mutex mutex_;

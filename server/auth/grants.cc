@@ -2,6 +2,9 @@
 
 #include "server/auth/grants.h"
 
+#include <openssl/crypto.h>
+#include <openssl/err.h>
+
 #include <algorithm>
 #include <optional>
 #include <set>
@@ -21,23 +24,14 @@ bool IsNameCharacter(char c) {
          c == '_' || c == '.';
 }
 
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
-std::optional<TokenDigest> ParseDigest(std::string_view text) {
+std::optional<TokenDigest> ParseDigest(const std::string& text) {
   TokenDigest digest{};
-  if (text.size() != 2 * digest.size()) return std::nullopt;
-  for (size_t i = 0; i < digest.size(); ++i) {
-    const int high = HexDigit(text[2 * i]);
-    const int low = HexDigit(text[2 * i + 1]);
-    if (high < 0 || low < 0) return std::nullopt;
-    digest[i] = static_cast<uint8_t>(high * 16 + low);
-  }
-  return digest;
+  size_t bytes = 0;
+  const bool hex =
+      OPENSSL_hexstr2buf_ex(digest.data(), digest.size(), &bytes, text.c_str(), '\0') == 1;
+  ERR_clear_error();
+  return hex && bytes == digest.size() && text.size() == 2 * bytes ? std::optional(digest)
+                                                                   : std::nullopt;
 }
 
 // Digits only: ParseNumber accepts a minus sign.
@@ -179,7 +173,7 @@ class Grants::Parser {
       return Wrong("has more than one of " + std::string(kCredentialKeys));
     }
     if (key == "sha256") {
-      digest_ = ParseDigest(value);
+      digest_ = ParseDigest(std::string(value));
       if (!digest_) return Wrong("has a sha256 that is not 64 hexadecimal digits");
       return Status();
     }

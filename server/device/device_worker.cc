@@ -12,6 +12,7 @@
 #include "kernels/util/thread_name.h"
 #include "kernels/util/trace_range.h"
 #include "server/memory/memory_reserve.h"
+#include "server/util/assign.h"
 #include "server/util/thresholds.h"
 
 namespace attend {
@@ -59,9 +60,7 @@ Result<std::unique_ptr<DeviceWorker>> DeviceWorker::Make(
   std::unique_ptr<DeviceWorker> worker(new DeviceWorker(
       index, backend, options, tenant_weights, metrics, clock, completion, std::move(finish)));
   for (LaneSlot& slot : worker->lanes_) {
-    Result<std::unique_ptr<Lane>> lane = backend.MakeLane(options.lane);
-    if (!lane.ok()) return lane.status();
-    slot.lane = std::move(*lane);
+    ATTEND_RETURN_IF_ERROR(Assign(slot.lane, backend.MakeLane(options.lane)));
   }
   worker->thread_ = std::thread([raw = worker.get()] { raw->Run(); });
   return worker;
@@ -282,6 +281,8 @@ bool DeviceWorker::WokenLocked() const { return stop_ || (plan_stale_ && !driven
 void DeviceWorker::Run() {
   NameThread("attend-schedule");
   MutexLock lock(mutex_);
+  // Requests that a caller will plan may have arrived before this thread has started.
+  while (!WokenLocked()) wake_.Wait(mutex_);
   while (!stop_) {
     if (driven_) {  // the caller checks plan_stale_ when it is done
       plan_stale_ = true;

@@ -5,9 +5,8 @@
 // which returns its place in the checker, its sources and its count in inflight_; its cost was
 // returned to the router when it left its device.
 //
-// Lost devices are handled optimistically. Decisions carry the number of lost devices they were
-// based on; Submit and Push compare it and decide again after a loss. The number only grows, and
-// each retry has one candidate less, so the loops end.
+// A device may be lost after a request's candidates were found. It then refuses the request, and
+// the others remain: a lost device never comes back, so no new candidate can appear.
 
 #include "server/engine/engine.h"
 
@@ -106,23 +105,18 @@ void Engine::OnDeviceLost(std::function<void(const DeviceInfo&)> hook) {
 
 std::span<const PlaceableDevice> Engine::PlaceableDevices(
     std::vector<PlaceableDevice>& room) const {
-  if (lost_devices() == 0) return all_placeable_;
+  const bool all_healthy = std::all_of(workers_.begin(), workers_.end(),
+                                       [](const auto& worker) { return worker->healthy(); });
+  if (all_healthy) return all_placeable_;
   room = all_placeable_;
   for (size_t i = 0; i < room.size(); ++i) room[i].healthy = workers_[i]->healthy();
   return room;
-}
-
-int64_t Engine::lost_devices() const {
-  return std::count_if(workers_.begin(), workers_.end(),
-                       [](const auto& worker) { return !worker->healthy(); });
 }
 
 Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
                                 int64_t input_bytes, int64_t output_bytes, int tenant, int pinned,
                                 Pass pass, HostBlock input) {
   Admission admission;
-  // Counted first: if a device is lost in between, the candidates count as stale.
-  admission.placement.candidates_lost = lost_devices();
   std::vector<PlaceableDevice> room;
   Result<std::vector<Candidate>> candidates =
       FindCandidates(problem, pass, kernel, pinned, PlaceableDevices(room));
@@ -142,19 +136,17 @@ Result<Admission> Engine::Admit(const Problem& problem, std::string_view kernel,
 
 Status Engine::Place(Request& request) const {
   Placement& placement = request.placement;
-  const int64_t lost = lost_devices();
   std::vector<PlaceableDevice> room;
   const std::span<const PlaceableDevice> devices = PlaceableDevices(room);
-  if (placement.candidates_lost != lost) {
+  if (placement.candidates.empty()) {
     Result<std::vector<Candidate>> candidates =
         FindCandidates(request.attention.problem, request.pass(), request.kernel,
                        request.source.pinned_device(), devices);
     if (!candidates.ok()) return candidates.status();
     placement.candidates = std::move(*candidates);
-    placement.candidates_lost = lost;
   }
   ATTEND_RETURN_IF_ERROR(Decide(batcher_, devices, checker_->Sampled(request.id), request));
-  placement.decided_lost = lost;
+  placement.decided = true;
   return Status();
 }
 
@@ -178,9 +170,7 @@ Status Engine::Submit(std::unique_ptr<Request>& request) {
   };
   try {
     Status status = CheckSubmit(*request);
-    if (status.ok() && request->placement.decided_lost != lost_devices()) {
-      status = Place(*request);
-    }
+    if (status.ok() && !request->placement.decided) status = Place(*request);
     if (status.ok()) {
       status = PlanCheck(*request);
       checked = status.ok() && request->to_be_checked();
@@ -218,41 +208,34 @@ size_t Engine::Reserve(Request& request, std::span<const Candidate> candidates) 
 }
 
 Status Engine::Push(std::unique_ptr<Request>& request) {
-  for (;;) {
-    const int64_t decided_lost = request->placement.decided_lost;
-    // The request's own list; replaced by a shorter copy after a refusal.
-    std::span<const Candidate> candidates = request->placement.candidates;
-    std::vector<Candidate> others;
-    LeastRefusal refused;
-    while (!candidates.empty()) {
-      const size_t chosen = Reserve(*request, candidates);
-      const Candidate candidate = candidates[chosen];
-      Choose(candidate, *request);
-      Status status;
-      try {
-        status = workers_[candidate.device]->Push(request);
-      } catch (const std::bad_alloc&) {
-        if (request != nullptr) router_->Release(candidate.device, candidate.cost);
-        throw;
-      }
-      if (status.ok()) return status;
-      // Its queue is full or too long, or it was just lost: try the next one.
-      router_->Release(candidate.device, candidate.cost);
-      if (DeviceCopy* const copy = request->source.copy()) {
-        copy->Drop(status.code() == Code::kUnavailable ? StagingEnd::kDeviceLost
-                                                       : StagingEnd::kQueueFull);
-      }
-      refused.Add(std::move(status), request->refusal);
-      if (others.empty()) others = request->placement.candidates;
-      others.erase(others.begin() + static_cast<std::ptrdiff_t>(chosen));
-      candidates = others;
+  // The request's own list; replaced by a shorter copy after a refusal.
+  std::span<const Candidate> candidates = request->placement.candidates;
+  std::vector<Candidate> others;
+  LeastRefusal refused;
+  while (!candidates.empty()) {
+    const size_t chosen = Reserve(*request, candidates);
+    const Candidate candidate = candidates[chosen];
+    Choose(candidate, *request);
+    Status status;
+    try {
+      status = workers_[candidate.device]->Push(request);
+    } catch (const std::bad_alloc&) {
+      if (request != nullptr) router_->Release(candidate.device, candidate.cost);
+      throw;
     }
-    Status status = refused.Tell(request->refusal);
-    if (status.code() != Code::kUnavailable || decided_lost == lost_devices()) return status;
-    // A device was lost since the decision, but others may take the request. Each iteration has one
-    // device less.
-    ATTEND_RETURN_IF_ERROR(Place(*request));
+    if (status.ok()) return status;
+    // Its queue is full or too long, or it was just lost: try the next one.
+    router_->Release(candidate.device, candidate.cost);
+    if (DeviceCopy* const copy = request->source.copy()) {
+      copy->Drop(status.code() == Code::kUnavailable ? StagingEnd::kDeviceLost
+                                                     : StagingEnd::kQueueFull);
+    }
+    refused.Add(std::move(status), request->refusal);
+    if (others.empty()) others = request->placement.candidates;
+    others.erase(others.begin() + static_cast<std::ptrdiff_t>(chosen));
+    candidates = others;
   }
+  return refused.Tell(request->refusal);
 }
 
 void Engine::PlanNow() {

@@ -74,7 +74,7 @@ class Engine {
   // Decides where and how an admitted request runs (placement.h). Call it before the tensors' bytes
   // are placed; the attention's arrays must have their values, and the spans must be set. Refuses
   // like Admit, and with INVALID_ARGUMENT if the request costs more than request_cost_max. Submit
-  // calls it for a request without a placement, and again if a device was lost since.
+  // calls it for a request that has not been placed.
   Status Place(Request& request) const;
 
   // Whether the request's answer may be checked.
@@ -95,9 +95,9 @@ class Engine {
   //
   // Takes `request` if and only if OK. It then ends with exactly one call of its responder; with
   // may_end_in_submit set, possibly before Submit returns. Otherwise RESOURCE_EXHAUSTED (every
-  // queue or the checker is full, or the answer would be late), UNAVAILABLE (draining, no healthy
-  // device), DEADLINE_EXCEEDED (already past), or Admit's error if every device that could run it
-  // is lost. May throw std::bad_alloc; the request has not been taken then.
+  // queue or the checker is full, or the answer would be late), UNAVAILABLE (draining, or every
+  // device that could run it is lost), or DEADLINE_EXCEEDED (already past). May throw
+  // std::bad_alloc; the request has not been taken then.
   Status Submit(std::unique_ptr<Request>& request);
 
   // Plans the requests that Submit left queued for this call (Request::planner). Requests may end
@@ -164,8 +164,6 @@ class Engine {
   Engine(const EngineOptions& options, Metrics& metrics, const Clock& clock);
   // The devices and their health. `room` is the storage if a device is lost.
   std::span<const PlaceableDevice> PlaceableDevices(std::vector<PlaceableDevice>& room) const;
-  // A lost device stays lost, so a changed count means another loss.
-  int64_t lost_devices() const;
   Status CheckSubmit(const Request& request) const;
   // Decides whether the answer will be checked; if so, takes a place in the checker.
   Status PlanCheck(Request& request);

@@ -90,13 +90,6 @@ Status Decide(const Batcher& batcher, std::span<const PlaceableDevice> devices, 
   const auto reads_pieces = [&](const Candidate& each) {
     return !each.in_parts && devices[each.device].backend->Gathers();
   };
-  if (request.source.gathered() != nullptr) {
-    // They were left in pieces when all candidates, one of them now lost, could read them.
-    std::erase_if(placement.candidates, [&](const Candidate& each) { return !reads_pieces(each); });
-    if (placement.candidates.empty()) {
-      return Unavailable("the device that could read the request's tensors is lost");
-    }
-  }
   if (request.check == AnswerCheck::kNone && sampled && request.source.CanBeChecked()) {
     request.check = AnswerCheck::kSampled;
   }

@@ -37,7 +37,7 @@ double KernelCost(const Request& request, KernelId kernel);
 // Sets the request's flops, the rest of its placement and, if the server samples it (`sampled`) and
 // the client asked for no check, its check. The candidates, the spans and the values of the
 // attention's arrays must be set. INVALID_ARGUMENT if the attention exceeds every candidate's
-// cost_max. UNAVAILABLE if the tensors are already gathered and no candidate can read them there.
+// cost_max.
 Status Decide(const Batcher& batcher, std::span<const PlaceableDevice> devices, bool sampled,
               Request& request);
 

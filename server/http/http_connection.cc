@@ -34,7 +34,7 @@ HttpConnection::HttpConnection(UniqueFd socket, std::unique_ptr<SSL, FreeSsl> ss
   // Reserved once, because growing would leave copies of credentials in freed memory.
   request_.reserve(kHttpRequestBytesMax + kReadBytes);
   if (ssl_ == nullptr) return;
-  // TLS works on memory BIOs, so that the socket is used in one way only, without SIGPIPE.
+  // TLS uses memory BIOs, so that the socket is accessed in one way only, without SIGPIPE.
   SSL_set_bio(ssl_.get(), BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
 }
 

@@ -13,26 +13,13 @@
 #include <set>
 #include <utility>
 
+#include "server/util/assign.h"
 #include "server/util/byte_size.h"
 #include "server/util/parse_number.h"
 
 namespace attend {
 namespace {
 
-struct Names {
-  std::string_view key;
-  std::string_view label;
-};
-constexpr std::array<Names, kLimitCount> kNames = {{{"requests-in-flight", "in_flight"},
-                                                    {"bytes-per-second", "bytes"},
-                                                    {"gflop-per-second", "cost"},
-                                                    {"checks", "checks"},
-                                                    {"session-memory", "session_memory"},
-                                                    {"streams", "streams"},
-                                                    {"shared-memory", "shared_memory"},
-                                                    {"connections", "connections"},
-                                                    {"sessions", "sessions"},
-                                                    {"small-calls-in-flight", "small_calls"}}};
 constexpr std::string_view kBytesBurst = "bytes-burst";
 constexpr std::string_view kCostBurst = "gflop-burst";
 
@@ -105,29 +92,34 @@ Result<int64_t> Flops(const Place& place) {
   return Wrong(place, "a number in [0.001, 1e9], or none");
 }
 
-// A section's keys and values; 0: "none" was given.
-using Section = std::map<std::string, std::pair<int64_t, Place>, std::less<>>;
-
-Result<int64_t> Value(const Place& place) {
-  if (place.key == LimitKey(Limit::kCost) || place.key == kCostBurst) return Flops(place);
-  if (place.key == LimitKey(Limit::kBytes) || place.key == kBytesBurst ||
-      place.key == LimitKey(Limit::kSessionMemory) || place.key == LimitKey(Limit::kSharedMemory)) {
-    return Bytes(place);
-  }
-  return Count(place);
-}
-
-bool KnownKey(std::string_view key) {
-  return key == kBytesBurst || key == kCostBurst ||
-         std::any_of(kNames.begin(), kNames.end(),
-                     [&](const Names& each) { return each.key == key; });
-}
+struct Key {
+  std::string_view name;
+  std::string_view label;  // empty: a burst
+  Result<int64_t> (*parse)(const Place& place);
+};
+// Limits in their order, then bursts.
+constexpr std::array<Key, kLimitCount + 2> kKeys = {
+    {{"requests-in-flight", "in_flight", Count},
+     {"bytes-per-second", "bytes", Bytes},
+     {"gflop-per-second", "cost", Flops},
+     {"checks", "checks", Count},
+     {"session-memory", "session_memory", Bytes},
+     {"streams", "streams", Count},
+     {"shared-memory", "shared_memory", Bytes},
+     {"connections", "connections", Count},
+     {"sessions", "sessions", Count},
+     {"small-calls-in-flight", "small_calls", Count},
+     {kBytesBurst, "", Bytes},
+     {kCostBurst, "", Flops}}};
 
 std::string AllKeys() {
   std::string all;
-  for (const Names& each : kNames) all += std::string(each.key) + ", ";
-  return all + std::string(kBytesBurst) + ", " + std::string(kCostBurst);
+  for (const Key& each : kKeys) all += (all.empty() ? "" : ", ") + std::string(each.name);
+  return all;
 }
+
+// A section's keys and values; 0: "none" was given.
+using Section = std::map<std::string, std::pair<int64_t, Place>, std::less<>>;
 
 Status Read(std::string_view line, int number, const std::string& name, Section& section) {
   const size_t equals = line.find('=');
@@ -137,14 +129,14 @@ Status Read(std::string_view line, int number, const std::string& name, Section&
   }
   Place place{number, name, std::string(Unquoted(Trimmed(line.substr(0, equals)))),
               std::string(Unquoted(Trimmed(line.substr(equals + 1))))};
-  if (!KnownKey(place.key)) {
+  const auto* const known = std::find_if(kKeys.begin(), kKeys.end(),
+                                         [&](const Key& each) { return each.name == place.key; });
+  if (known == kKeys.end()) {
     return InvalidArgument(At(number) + "\"" + place.key + "\" must be one of " + AllKeys());
   }
   int64_t value = 0;
   if (place.value != "none") {
-    const Result<int64_t> read = Value(place);
-    if (!read.ok()) return read.status();
-    value = *read;
+    ATTEND_RETURN_IF_ERROR(Assign(value, known->parse(place)));
   }
   const std::string key = place.key;
   if (!section.emplace(key, std::pair(value, std::move(place))).second) {
@@ -223,8 +215,8 @@ Result<std::map<std::string, Section>> ReadSections(std::string_view text,
 
 }  // namespace
 
-std::string_view LimitKey(Limit limit) { return kNames[static_cast<size_t>(limit)].key; }
-std::string_view LimitLabel(Limit limit) { return kNames[static_cast<size_t>(limit)].label; }
+std::string_view LimitKey(Limit limit) { return kKeys[static_cast<size_t>(limit)].name; }
+std::string_view LimitLabel(Limit limit) { return kKeys[static_cast<size_t>(limit)].label; }
 
 Result<std::vector<TenantBounds>> ParseLimits(std::string_view text,
                                               std::span<const std::string> tenants) {

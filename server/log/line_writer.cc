@@ -36,7 +36,7 @@ constexpr milliseconds kLastLinesTime{500};
 constexpr int kLookMs = 50;
 constexpr size_t kPieceBytes = size_t{64} << 10;
 
-// Causes of losses besides errno values.
+// Causes of loss besides errno values.
 constexpr int kTooFast = 0;
 constexpr int kNoReader = -1;
 

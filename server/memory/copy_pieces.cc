@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <utility>
 
@@ -20,77 +19,51 @@
 namespace attend {
 namespace {
 
-HostPiece Sub(const HostPiece& piece, int64_t at, int64_t bytes) {
-  return {static_cast<const char*>(piece.from) + at, static_cast<char*>(piece.to) + at, bytes};
-}
+// Pieces in parts of about part_bytes. Larger ones are cut, so that a single contiguous tensor is
+// spread over the threads too.
+class Copy {
+ public:
+  explicit Copy(int64_t part_bytes) : part_bytes_(part_bytes) {}
 
-FilePiece Sub(const FilePiece& piece, int64_t at, int64_t bytes) {
-  FilePiece sub = piece;
-  sub.offset += at;
-  if (sub.to != nullptr) sub.to = static_cast<char*>(sub.to) + at;
-  if (sub.from != nullptr) sub.from = static_cast<const char*>(sub.from) + at;
-  sub.bytes = bytes;
-  return sub;
-}
-
-Status CopyOne(const HostPiece& piece) {
-  std::memcpy(piece.to, piece.from, static_cast<size_t>(piece.bytes));
-  return Status();
-}
-
-Status CopyOne(const FilePiece& piece) { return piece.Copy(); }
-
-// Pieces of one kind, grouped into parts of about part_bytes.
-template <class Piece>
-struct Parts {
-  std::vector<Piece> pieces;
-  std::vector<size_t> ends;  // end of each part in `pieces`
-
-  // Larger pieces are cut, so that a single contiguous tensor is spread over the threads too.
-  Parts(const std::vector<Piece>& whole, int64_t part_bytes) {
-    pieces.reserve(whole.size());
-    int64_t part = 0;
-    for (const Piece& piece : whole) {
-      for (int64_t at = 0; at < piece.bytes; at += part_bytes) {
-        const int64_t bytes = std::min(part_bytes, piece.bytes - at);
-        pieces.push_back(Sub(piece, at, bytes));
-        part += bytes;
-        if (part < part_bytes) continue;
-        ends.push_back(pieces.size());
-        part = 0;
+  void Add(const FilePiece& whole) {
+    for (int64_t at = 0; at < whole.bytes; at += part_bytes_) {
+      const int64_t bytes = std::min(part_bytes_, whole.bytes - at);
+      FilePiece& piece = pieces_.emplace_back(whole);
+      piece.offset += at;
+      if (piece.to != nullptr) piece.to = static_cast<char*>(piece.to) + at;
+      if (piece.from != nullptr) piece.from = static_cast<const char*>(piece.from) + at;
+      piece.bytes = bytes;
+      if (ends_.empty() || part_ >= part_bytes_) {
+        ends_.push_back(0);
+        part_ = 0;
       }
+      ends_.back() = pieces_.size();
+      part_ += bytes;
     }
-    if (part > 0) ends.push_back(pieces.size());
   }
-
-  Status Run(size_t part) const {
-    Status status;
-    for (size_t i = part == 0 ? 0 : ends[part - 1]; i < ends[part] && status.ok(); ++i) {
-      status = CopyOne(pieces[i]);
-    }
-    return status;
-  }
-};
-
-struct Copy {
-  Parts<HostPiece> memory;
-  Parts<FilePiece> files;
-  Mutex mutex;
-  Status status ATTEND_GUARDED_BY(mutex);  // the first error
-
-  size_t parts() const { return memory.ends.size() + files.ends.size(); }
+  size_t parts() const { return ends_.size(); }
   void Run(size_t part) {
     const TraceRange range("attend: copy tensors");
-    const size_t first_file = memory.ends.size();
-    Status result = part < first_file ? memory.Run(part) : files.Run(part - first_file);
-    if (result.ok()) return;
-    const MutexLock lock(mutex);
-    if (status.ok()) status = std::move(result);
+    for (size_t i = part == 0 ? 0 : ends_[part - 1]; i < ends_[part]; ++i) {
+      Status result = pieces_[i].Copy();
+      if (result.ok()) continue;
+      const MutexLock lock(mutex_);
+      if (status_.ok()) status_ = std::move(result);
+      return;
+    }
   }
   Status TakeStatus() {
-    const MutexLock lock(mutex);
-    return std::move(status);
+    const MutexLock lock(mutex_);
+    return std::move(status_);
   }
+
+ private:
+  const int64_t part_bytes_;
+  std::vector<FilePiece> pieces_;
+  std::vector<size_t> ends_;  // end of each part in pieces_
+  int64_t part_ = 0;          // bytes of the last part
+  Mutex mutex_;
+  Status status_ ATTEND_GUARDED_BY(mutex_);  // the first error
 };
 
 }  // namespace
@@ -103,7 +76,9 @@ void CopyPieces(WorkerThreads& workers, const std::vector<HostPiece>& pieces,
   const int64_t part_bytes =
       std::clamp((bytes + workers.size() - 1) / workers.size(), thresholds::kCopyPartBytesMin,
                  thresholds::kCopyPartBytesMax);
-  const std::shared_ptr<Copy> copy(new Copy{{pieces, part_bytes}, {files, part_bytes}, {}, {}});
+  const auto copy = std::make_shared<Copy>(part_bytes);
+  for (const HostPiece& piece : pieces) copy->Add({nullptr, 0, piece.to, piece.from, piece.bytes});
+  for (const FilePiece& piece : files) copy->Add(piece);
   workers.Post(
       copy->parts(), [copy](size_t part) { copy->Run(part); },
       [copy, done = std::move(done)] { done(copy->TakeStatus()); });

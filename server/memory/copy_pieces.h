@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <vector>
 
@@ -17,7 +18,7 @@
 
 namespace attend {
 
-// A range of a file to read or write.
+// A range of a file to read or write; without a file, memory to copy.
 struct FilePiece {
   const SharedFile* file = nullptr;
   int64_t offset = 0;
@@ -26,6 +27,7 @@ struct FilePiece {
   int64_t bytes = 0;
 
   Status Copy() const {
+    if (file == nullptr) return std::memcpy(to, from, static_cast<size_t>(bytes)), Status();
     return to != nullptr ? file->Read(offset, to, bytes) : file->Write(offset, from, bytes);
   }
 };

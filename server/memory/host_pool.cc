@@ -2,36 +2,19 @@
 //
 // One RangeAllocator per tenant and one for the common rest, over adjacent parts of one allocation.
 // Take tries the tenant's own part, then the common one; a block never spans two. A block remembers
-// its part, so Return needs no search.
+// its part, so Return needs no search. To AddressSanitizer the pool is one object; it is told which
+// bytes are not in use.
 
 #include "server/memory/host_pool.h"
+
+#include <sanitizer/asan_interface.h>
 
 #include <algorithm>
 #include <cassert>
 #include <string>
 #include <tuple>
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#endif
-
 namespace attend {
-namespace {
-
-// To AddressSanitizer the pool is one object; these tell it which bytes are not in use.
-void Forbid([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) {
-#if defined(__SANITIZE_ADDRESS__)
-  __asan_poison_memory_region(data, static_cast<size_t>(bytes));
-#endif
-}
-
-void Allow([[maybe_unused]] char* data, [[maybe_unused]] int64_t bytes) {
-#if defined(__SANITIZE_ADDRESS__)
-  __asan_unpoison_memory_region(data, static_cast<size_t>(bytes));
-#endif
-}
-
-}  // namespace
 
 void HostBlock::Return::operator()(char* data) const { pool->Return(data, bytes, part); }
 
@@ -64,8 +47,8 @@ HostPool::HostPool(HostAllocator& allocator, char* memory, int64_t budget_bytes,
 
 HostPool::~HostPool() {
   assert(used_bytes() == 0 && "a block outlived its pool");
-  Allow(memory_, touched_end_);
-  Allow(memory_ + untouched_end_, budget_bytes_ - untouched_end_);
+  ASAN_UNPOISON_MEMORY_REGION(memory_, touched_end_);
+  ASAN_UNPOISON_MEMORY_REGION(memory_ + untouched_end_, budget_bytes_ - untouched_end_);
   allocator_.Free(memory_, budget_bytes_);
 }
 
@@ -118,14 +101,14 @@ Result<HostBlock> HostPool::Take(int tenant, int64_t bytes) {
     }
   }
   char* const data = memory_ + begin;
-  Allow(data, bytes);
-  Forbid(data + bytes, rounded - bytes);
+  ASAN_UNPOISON_MEMORY_REGION(data, bytes);
+  ASAN_POISON_MEMORY_REGION(data + bytes, rounded - bytes);
   block.data_ = {data, {this, bytes, part}};
   return block;
 }
 
 void HostPool::Return(char* data, int64_t bytes, size_t index) {
-  Forbid(data, RangeAllocator::RoundedBytes(bytes));
+  ASAN_POISON_MEMORY_REGION(data, RangeAllocator::RoundedBytes(bytes));
   const MutexLock lock(mutex_);
   Part& part = parts_[index];
   part.ranges.Return(data - memory_ - part.begin, bytes);

@@ -14,8 +14,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace attend {
 
@@ -54,16 +57,39 @@ std::array<prometheus::Counter*, kCount> MakeCounters(
   return counters;
 }
 
-// A family built at each scrape, and its metrics with one label.
+// Families built at each scrape.
+using MetricFamilies = std::vector<prometheus::MetricFamily>;
+inline constexpr auto kGauges = prometheus::MetricType::Gauge;
+inline constexpr auto kCounters = prometheus::MetricType::Counter;
+
 inline prometheus::MetricFamily EmptyFamily(prometheus::MetricType type, const char* name,
                                             const char* help) {
   return {name, help, type, {}};
 }
-inline prometheus::ClientMetric& AddMetric(prometheus::MetricFamily& family, const char* label,
-                                           const std::string& value) {
+// Adds a counter or a gauge.
+template <class Number>
+void AddMetric(prometheus::MetricFamily& family,
+               std::vector<prometheus::ClientMetric::Label> labels, Number value) {
   prometheus::ClientMetric& metric = family.metric.emplace_back();
-  metric.label.push_back({label, value});
-  return metric;
+  metric.label = std::move(labels);
+  (family.type == kCounters ? metric.counter.value : metric.gauge.value) =
+      static_cast<double>(value);
+}
+// A family of one metric without labels.
+template <class Number>
+prometheus::MetricFamily FamilyOf(prometheus::MetricType type, const char* name, const char* help,
+                                  Number value) {
+  prometheus::MetricFamily family = EmptyFamily(type, name, help);
+  AddMetric(family, {}, value);
+  return family;
+}
+// A family with one label.
+inline prometheus::MetricFamily FamilyBy(
+    prometheus::MetricType type, const char* name, const char* help, const char* label,
+    std::initializer_list<std::pair<const char*, int64_t>> values) {
+  prometheus::MetricFamily family = EmptyFamily(type, name, help);
+  for (const auto& [which, value] : values) AddMetric(family, {{label, which}}, value);
+  return family;
 }
 
 inline double Seconds(int64_t nanoseconds) {

@@ -34,7 +34,8 @@ constexpr std::array<std::string_view, kCheckResultCount> kCheckResultNames = {
     "ok", "failed", "skipped", "refused", "inputs", "undecided"};
 
 constexpr std::array<std::string_view, kConnectionRefusalCount> kConnectionRefusalNames = {
-    "limit", "peer_limit", "silent", "descriptors", "frames"};
+    "limit",     "peer_limit", "silent",   "descriptors", "frames",  "tls",
+    "plaintext", "user",       "stranger", "stalled",     "messages"};
 
 enum Phase { kReceive, kUpload, kQueue, kCopyIn, kKernel, kCopyOut, kCheck, kTotal, kPhaseCount };
 constexpr std::array<const char*, kPhaseCount> kPhaseNames = {

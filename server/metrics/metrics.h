@@ -40,15 +40,21 @@ enum class CheckResult {
 };
 inline constexpr int kCheckResultCount = 6;
 
-// Why a connection was closed.
+// Why the server closed a connection.
 enum class ConnectionRefusal {
   kLimit = 0,
   kPeerLimit,
-  kSilent,       // it sent nothing in time, or before its place was needed
+  kSilent,       // it sent no frame in time, or before its place was needed
   kDescriptors,  // the process has none left
   kFrames,       // it sent HTTP/2 frames that no proper client sends
+  kTls,          // the TLS handshake failed, or its certificate is not trusted any more
+  kPlaintext,    // it spoke plaintext where TLS is required
+  kUser,         // its user may not connect to the Unix socket
+  kStranger,     // no accepted call in time, or before its place was needed
+  kStalled,      // a message stalled
+  kMessages,     // it held most memory in unfinished messages when all held too much
 };
-inline constexpr int kConnectionRefusalCount = 5;
+inline constexpr int kConnectionRefusalCount = 11;
 std::string_view ConnectionRefusalName(ConnectionRefusal reason);
 
 class Metrics {

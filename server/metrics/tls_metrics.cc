@@ -9,8 +9,6 @@ namespace {
 
 constexpr std::array<const char*, kTlsFileCount> kNames = {"cert", "client_ca", "crl",
                                                            "metrics_cert"};
-constexpr std::array<const char*, kClientRefusalCount> kRefusalNames = {
-    "tls", "plaintext", "user", "stranger", "stalled", "messages"};
 
 prometheus::Counter& Reloads(prometheus::Registry& registry, const char* result) {
   return MakeCounter(registry, "attend_tls_reloads_total",
@@ -20,22 +18,12 @@ prometheus::Counter& Reloads(prometheus::Registry& registry, const char* result)
 
 }  // namespace
 
-const char* ClientRefusalName(ClientRefusal reason) {
-  return kRefusalNames[static_cast<size_t>(reason)];
-}
-
 TlsMetrics::TlsMetrics(prometheus::Registry& registry)
     : reloaded_(&Reloads(registry, "ok")),
       kept_(&Reloads(registry, "failed")),
       failed_(&ReloadFailedFamily(registry).Add({{"what", "tls"}})),
       metrics_failed_(&ReloadFailedFamily(registry).Add({{"what", "metrics-tls"}})),
       metrics_auth_failed_(&ReloadFailedFamily(registry).Add({{"what", "metrics-auth"}})) {
-  // Joins the family that Metrics makes, with the same help text.
-  for (size_t reason = 0; reason < refused_.size(); ++reason) {
-    refused_[reason] = &MakeCounter(registry, "attend_connections_refused_total",
-                                    "Connections that the server closed, by reason",
-                                    {{"reason", kRefusalNames[reason]}});
-  }
   for (size_t of = 0; of < expiries_.size(); ++of) {
     expiries_[of] =
         &MakeGauge(registry, "attend_tls_expiry_timestamp_seconds",

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The open connections by peer, and whether there is room for another. Pure: it opens and closes
-// nothing. A connection that was handed over is closed without notice, so each descriptor is stored
-// with its socket's inode, and Sweep removes those that are no longer open. Not thread-safe.
+// nothing. Connections are closed by others: Sweep removes those whose use has ended. Not
+// thread-safe.
 //
-// A connection is silent until its first byte, then in use. Where calls need credentials, a
-// connection in use is a stranger until a call with a valid credential has been accepted on it, and
-// again once none of the credentials accepted on it is valid any more.
+// A connection is a stranger until its first HTTP/2 frame. Where calls need credentials, it is one
+// until a call with a valid credential has been accepted on it, and again once none of the
+// credentials accepted on it is valid any more.
 
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,13 +26,6 @@ namespace attend {
 class ConnectionTable {
  public:
   enum class Room { kFree, kFull, kPeerFull };
-  struct Connection {
-    int fd = -1;
-    ino_t inode = 0;
-    std::string peer;  // see PeerOf in peer.h
-  };
-  // True if the descriptor still refers to that socket.
-  using IsOpen = std::function<bool(int fd, ino_t inode)>;
 
   // At most this many ended but not yet closed connections count as free places.
   static constexpr int64_t kEndingMax = 32;
@@ -48,29 +38,23 @@ class ConnectionTable {
       : connections_max_(connections_max), per_peer_max_(per_peer_max) {}
 
   Room RoomFor(const std::string& peer) const;
-  // Adds a silent connection. An earlier one with this descriptor has been closed and is removed.
-  void Add(const Connection& connection, TimePoint now);
-  void Spoke(int fd);  // it has sent its first byte and is handed over
-  // The connection handed over is in use from now on, as a stranger if `use` has marks.
-  void Begin(int fd, std::shared_ptr<const ConnectionUse> use, TimePoint now);
-  // A connection in use has been ended and will be closed soon.
-  void End(int fd);
+  // Adds a stranger of the peer (PeerOf in peer.h). An earlier connection with this descriptor has
+  // been closed and is removed.
+  void Add(int fd, const std::string& peer, std::shared_ptr<const ConnectionUse> use,
+           TimePoint now);
+  // The connection is going to be ended, and will be closed soon. Returns its use.
+  std::shared_ptr<const ConnectionUse> End(int fd);
   void Remove(int fd);
-  bool IsSilent(int fd) const;  // it is in the table and has sent nothing
-  // Removes connections that were handed over and have been closed.
-  void Sweep(const IsOpen& is_open);
-
-  // The connection that has been silent for longest, in total or of `peer`.
-  std::optional<int> OldestSilent() const;
-  std::optional<int> OldestSilent(const std::string& peer) const;
-  // When OldestSilent() arrived; kNever if none is silent.
-  TimePoint OldestSilentSince() const;
+  // Removes connections that have been closed: all of them, or those that were ended. The latter is
+  // cheap, and returns whether there were any.
+  void Sweep();
+  bool SweepEnded();
 
   struct Stranger {
     int fd = -1;
-    ino_t inode = 0;
     TimePoint since;
-    bool stays = false;  // it sends enough, or watches health, and deserves Renew
+    bool silent = false;  // no frame has come
+    bool stays = false;   // it sends enough, or watches health, and deserves Renew
   };
   // The connection that has been a stranger for longest, in total or of `peer`.
   std::optional<Stranger> OldestStranger();
@@ -80,52 +64,41 @@ class ConnectionTable {
   // Connections whose credentials have all become invalid are strangers again from now on.
   void FindStrangers(TimePoint now);
 
-  struct InUse {
-    int fd = -1;
-    ino_t inode = 0;
-  };
-  // Connections on which a message has stalled for `timeout`.
-  std::vector<InUse> Stalled(TimePoint now, Duration timeout) const;
-  // Restarts the timeout of all unfinished messages.
-  void RestartMessages(TimePoint now) const;
   // Connections to end so that unfinished messages hold at most `most` bytes: repeatedly the
   // largest connection of the peer that holds most.
-  std::vector<InUse> Largest(int64_t most) const;
-  // Whether ending another stranger would make room where `room` is full.
-  bool MayEnd(Room room, const std::string& peer) const;
+  std::vector<int> Largest(int64_t most) const;
+  // Whether there can be room for another connection, after ending a stranger if need be. If not,
+  // some of those that were ended must be closed first.
+  bool MayAdd() const { return !IsFull() || all_.ending < kEndingMax; }
 
   int64_t size() const { return all_.connections; }
 
  private:
   using Order = std::map<uint64_t, int>;  // arrival number to descriptor
   struct Entry {
-    ino_t inode = 0;
     std::string peer;
-    TimePoint since;
-    uint64_t arrival = 0;
-    bool silent = true;
+    TimePoint since = {};
+    uint64_t arrival = 0;  // 0: never queued
     bool ending = false;
-    std::shared_ptr<const ConnectionUse> use;  // null: silent or ending
-    int64_t data_bytes = 0;                    // at the time of Renew
+    std::shared_ptr<const ConnectionUse> use = {};
+    int64_t data_bytes = 0;  // at the time of Renew
   };
   // All connections, or those of one peer.
   struct Set {
     int64_t connections = 0;
     int64_t ending = 0;
-    Order silent;
     Order strangers;
   };
 
-  static std::optional<int> First(const Order& order);
-  static bool IsFull(const Set& set, int64_t most);
+  bool IsFull() const;
   std::optional<Stranger> OldestStrangerOf(const Set& set);
-  void Queue(int fd, Entry& entry);
   void Dequeue(Entry& entry);
 
   const int64_t connections_max_;
   const int64_t per_peer_max_;
   uint64_t arrivals_ = 0;
   std::unordered_map<int, Entry> connections_;  // by descriptor
+  std::vector<int> ended_;                      // descriptors of those that are ending
   std::unordered_map<std::string, Set> peers_;
   Set all_;
 };

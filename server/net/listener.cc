@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One level-triggered epoll loop. A connection is in the epoll set until its first byte. Every
-// wake-up runs all checks, and WaitMs sleeps to the earliest deadline: no timer per connection.
-// A spare descriptor is kept for EMFILE, so that connections can still be accepted and closed.
+// A loop of the transport with one timer. Every wake-up runs all checks and sets the timer to the
+// earliest deadline: no timer per connection. A spare descriptor is kept for EMFILE, so that
+// connections can still be accepted and closed.
 
 #include "server/net/listener.h"
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -19,9 +18,9 @@
 #include <new>
 #include <utility>
 
-#include "kernels/util/thread_name.h"
 #include "server/net/peer.h"
 #include "server/net/tcp_listener.h"
+#include "server/util/assign.h"
 
 namespace attend {
 namespace {
@@ -31,19 +30,15 @@ using std::chrono::seconds;
 
 // The pause after accept fails for lack of descriptors or memory.
 constexpr Duration kRest = milliseconds(100);
+// The pause while connections that were ended are yet to be closed.
+constexpr Duration kClosingPause = milliseconds(1);
 // Accepting counts as failing after it has failed for this long.
 constexpr Duration kFailing = seconds(1);
 // At the bound, new connections trigger a sweep of the table at most this often.
 constexpr Duration kSweepInterval = milliseconds(20);
-// Checks per stall timeout. A tick late by one such interval means that the process was suspended.
+// A tick late by this part of a stranger's time means that the process was suspended.
 constexpr int kLooks = 4;
 constexpr int kAcceptsInTurn = 64;
-constexpr int kEventsInTurn = 64;
-
-bool IsOpenSocket(int fd, ino_t inode) {
-  struct stat about {};
-  return fstat(fd, &about) == 0 && S_ISSOCK(about.st_mode) && about.st_ino == inode;
-}
 
 // Errors of a single connection, aborted before accept or forbidden by a firewall; accept(2) says
 // to retry, since the next one may succeed.
@@ -56,146 +51,100 @@ bool IsOfOneConnection(int error) {
 
 }  // namespace
 
-Listener::Listener(const Options& options, std::vector<int> sockets, Callbacks callbacks,
+Listener::Listener(const Options& options, const std::vector<int>& sockets, Callbacks callbacks,
                    Metrics& metrics, Logger& logger, const Clock& clock)
     : options_(options),
-      sockets_(std::move(sockets)),
       callbacks_(std::move(callbacks)),
       metrics_(metrics),
       logger_(logger),
       clock_(clock),
-      events_(epoll_create1(EPOLL_CLOEXEC)),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       spare_(OpenSpare()),
-      table_(options.limits.connections, options.limits.per_peer) {}
+      table_(options.limits.connections, options.limits.per_peer),
+      memory_(*this, options.message_memory == nullptr ? -1 : options.message_memory->look()) {
+  for (const int fd : sockets) sockets_.emplace_back(*this, fd);
+}
 
-Result<std::unique_ptr<Listener>> Listener::Start(const Options& options, std::vector<int> sockets,
+Result<std::unique_ptr<Listener>> Listener::Start(const Options& options,
+                                                  const std::vector<int>& sockets,
                                                   Callbacks callbacks, Metrics& metrics,
                                                   Logger& logger, const Clock& clock) {
   std::unique_ptr<Listener> listener(
-      new Listener(options, std::move(sockets), std::move(callbacks), metrics, logger, clock));
-  if (!listener->events_.valid() || !listener->wake_.valid() || !listener->spare_.valid()) {
-    return Internal(std::string("cannot create descriptors for accepting connections: ") +
-                    std::strerror(errno));
-  }
-  bool watched = listener->Watch(EPOLL_CTL_ADD, listener->wake_.get(), true);
-  for (const int fd : listener->sockets_) watched &= listener->Watch(EPOLL_CTL_ADD, fd, true);
-  const MessageMemory* const memory = options.message_memory.get();
-  if (memory != nullptr) watched &= listener->Watch(EPOLL_CTL_ADD, memory->look(), true);
-  if (!watched)
-    return Internal(std::string("cannot watch the listening sockets: ") + std::strerror(errno));
-  listener->thread_ = std::thread([raw = listener.get()] { raw->Run(); });
+      new Listener(options, sockets, std::move(callbacks), metrics, logger, clock));
+  ATTEND_RETURN_IF_ERROR(Assign(listener->loop_, Loop::Start("attend-listener", clock)));
+  Status watched;
+  listener->loop_->RunAndWait([&] {
+    const auto watch = [&](Watched& each) {
+      if (watched.ok()) watched = listener->loop_->Watch(each.fd, EPOLLIN, each);
+    };
+    for (Watched& each : listener->sockets_) watch(each);
+    if (listener->memory_.fd >= 0) watch(listener->memory_);
+    listener->loop_->Set(*listener, clock.Now());  // later it allocates nothing
+  });
+  if (!watched.ok()) return watched;
   return listener;
-}
-
-Listener::~Listener() {
-  if (thread_.joinable()) {
-    ending_ = true;
-    eventfd_write(wake_.get(), 1);
-    thread_.join();
-  }
-  while (const std::optional<int> fd = table_.OldestSilent()) Close(*fd);
 }
 
 int64_t Listener::CountOpen() {
   const MutexLock lock(mutex_);
-  table_.Sweep(IsOpenSocket);
+  table_.Sweep();
   return table_.size();
 }
 
 void Listener::FindStrangers() {
-  const MutexLock lock(mutex_);
-  table_.FindStrangers(clock_.Now());
-  eventfd_write(wake_.get(), 1);  // the deadline that the thread waits for may have changed
-}
-
-void Listener::Run() {
-  NameThread("attend-listener");
-  const MessageMemory* const memory = options_.message_memory.get();
-  std::array<epoll_event, kEventsInTurn> events;
-  std::vector<int> readable;
-  int wait_ms = -1;
-  for (bool told = true;;) {
-    const int ready = epoll_wait(events_.get(), events.data(), kEventsInTurn, wait_ms);
-    readable.clear();
-    for (int i = 0; i < ready; ++i) {
-      const int fd = events[i].data.fd;
-      const bool look = memory != nullptr && fd == memory->look();
-      if (!look && fd != wake_.get()) {
-        readable.push_back(fd);
-        continue;
-      }
-      look_ |= look;
-      eventfd_t times = 0;
-      eventfd_read(fd, &times);
-      if (ending_) return;
-    }
-    {
-      const MutexLock lock(mutex_);
-      try {
-        Serve(readable);
-      } catch (const std::bad_alloc&) {
-        metrics_.RecordAcceptError();
-        Rest(true);
-      }
-      wait_ms = WaitMs();
-    }
-    if (told == accepting()) continue;
-    told = accepting();
-    callbacks_.changed(told);
+  {
+    const MutexLock lock(mutex_);
+    table_.FindStrangers(clock_.Now());
   }
+  loop_->Post(*this);  // the deadline that the thread waits for may have changed
 }
 
-void Listener::Serve(const std::vector<int>& readable) {
+void Listener::Serve(int fd) {
+  {
+    const MutexLock lock(mutex_);
+    try {
+      ServeLocked(fd);
+    } catch (const std::bad_alloc&) {
+      metrics_.RecordAcceptError();
+      Rest(kRest);
+    }
+    SetTimer();
+  }
+  const bool accepts = accepting();
+  if (std::exchange(told_, accepts) != accepts) callbacks_.changed(accepts);
+}
+
+void Listener::ServeLocked(int fd) {
   if (resting_ && clock_.Now() >= rest_until_) {
-    Rest(false);
+    Watch(true);
     // Try at once: if no client is waiting, no event comes, and accepting() would stay false.
-    for (const int fd : sockets_) Accept(fd);
+    for (const Watched& each : sockets_) Accept(each.fd);
   }
-  for (const int fd : readable) {
-    if (!IsListener(fd)) {
-      IsSilent(fd);
-    } else if (!resting_) {
-      Accept(fd);
-    }
+  if (fd == memory_.fd && fd >= 0) {
+    eventfd_t times = 0;
+    eventfd_read(fd, &times);
+    EndLargest();
+  } else if (fd >= 0 && !resting_) {
+    Accept(fd);
   }
   ForgetStandstill();
-  EndSilent();
   EndStrangers();
-  EndStalled();
-  if (std::exchange(look_, false)) EndLargest();
   if (!spare_.valid() && !resting_) spare_ = OpenSpare();
 }
 
-int Listener::WaitMs() {
+void Listener::SetTimer() {
   TimePoint until = resting_ ? rest_until_ : kNever;
-  const TimePoint since = table_.OldestSilentSince();
-  if (since != kNever) until = std::min(until, since + options_.first_byte_timeout);
   const auto stranger = table_.OldestStranger();
   if (stranger) until = std::min(until, stranger->since + options_.first_call_timeout);
-  if (table_.size() > 0) until = std::min(until, looked_ + options_.message_timeout / kLooks);
-  due_ = until;
-  if (until == kNever) return -1;
-  const TimePoint now = clock_.Now();
-  due_ = std::min(until, now + seconds(60));
-  const auto left = std::chrono::ceil<milliseconds>(due_ - now).count();
-  return static_cast<int>(std::max<int64_t>(left, 0));
-}
-
-bool Listener::IsListener(int fd) const {
-  return std::find(sockets_.begin(), sockets_.end(), fd) != sockets_.end();
-}
-
-bool Listener::Watch(int operation, int fd, bool readable) {
-  epoll_event event{};
-  event.events = readable ? uint32_t{EPOLLIN} : 0;
-  event.data.fd = fd;
-  return epoll_ctl(events_.get(), operation, fd, &event) == 0;
+  due_ = until == kNever ? kNever : std::min<TimePoint>(until, clock_.Now() + seconds(60));
+  if (due_ == kNever) return loop_->Clear(*this);
+  loop_->Set(*this, due_);
 }
 
 void Listener::Accept(int listener) {
   int refused = 0;
   for (int i = 0; i < kAcceptsInTurn; ++i) {
+    // Clients wait unaccepted, so that a flood is no faster than its connections are closed.
+    if (!MayAdd()) return Rest(kClosingPause);
     UniqueFd socket = attend::Accept(listener);
     if (socket.valid()) {
       failing_since_.reset();
@@ -222,7 +171,7 @@ void Listener::AcceptFailed(int listener) {
   logger_.Log(LogLevel::err, "no connection can be accepted", {{"error", std::strerror(error)}});
   if (error == EMFILE || error == ENFILE) Shed(listener);
   if (now - *failing_since_ >= kFailing) SetAccepting(false);
-  Rest(true);
+  Rest(kRest);
 }
 
 void Listener::Shed(int listener) {
@@ -238,11 +187,15 @@ void Listener::Shed(int listener) {
   }
 }
 
-void Listener::Rest(bool rest) {
-  if (rest) rest_until_ = clock_.Now() + kRest;
-  if (rest == resting_) return;
-  resting_ = rest;
-  for (const int fd : sockets_) Watch(EPOLL_CTL_MOD, fd, !rest);
+void Listener::Rest(Duration pause) {
+  rest_until_ = clock_.Now() + pause;
+  Watch(false);
+}
+
+void Listener::Watch(bool watch) {
+  if (watch != resting_) return;
+  resting_ = !watch;
+  for (Watched& each : sockets_) loop_->Rewatch(each.fd, watch ? uint32_t{EPOLLIN} : 0, each);
 }
 
 void Listener::SetAccepting(bool accepting) {
@@ -254,17 +207,18 @@ void Listener::SetAccepting(bool accepting) {
 
 void Listener::Admit(UniqueFd socket) {
   const std::string peer = PeerOf(socket.get());
-  struct stat about {};
-  if (peer.empty() || fstat(socket.get(), &about) != 0) return;  // already closed
+  if (peer.empty()) return;  // already closed
   if (callbacks_.admits != nullptr && !callbacks_.admits(socket.get())) return;
   if (!MakeRoom(socket.get(), peer)) return;
-  const int fd = socket.get();
-  table_.Add({fd, about.st_ino, peer}, clock_.Now());
-  (void)socket.Release();
-  // Most clients send at once; only the others need epoll.
-  if (!IsSilent(fd) || Watch(EPOLL_CTL_ADD, fd, true)) return;
-  CountRefused(fd, ConnectionRefusal::kDescriptors);
-  Close(fd);
+  const int fd = socket.Release();
+  const std::shared_ptr<const ConnectionUse> use = callbacks_.take(fd);
+  if (use == nullptr) return;
+  try {
+    table_.Add(fd, peer, use, clock_.Now());
+  } catch (const std::bad_alloc&) {
+    use->WhileOpen([](int taken) { shutdown(taken, SHUT_RDWR); });
+    throw;
+  }
 }
 
 bool Listener::MakeRoom(int socket, const std::string& peer) {
@@ -274,25 +228,24 @@ bool Listener::MakeRoom(int socket, const std::string& peer) {
   for (;;) {
     const Room room = table_.RoomFor(peer);
     if (room == Room::kFree) return true;
-    const std::optional<int> oldest =
-        room == Room::kPeerFull ? table_.OldestSilent(peer) : table_.OldestSilent();
-    if (!oldest) {
-      if (EndStrangerFor(room, peer)) continue;
-      CountRefused(socket, room == Room::kPeerFull ? ConnectionRefusal::kPeerLimit
-                                                   : ConnectionRefusal::kLimit);
-      return false;
-    }
-    if (!IsSilent(*oldest)) continue;
-    CountRefused(*oldest, ConnectionRefusal::kSilent);
-    Close(*oldest);
+    if (EndStrangerFor(room, peer) || table_.SweepEnded()) continue;
+    CountRefused(socket, room == Room::kPeerFull ? ConnectionRefusal::kPeerLimit
+                                                 : ConnectionRefusal::kLimit);
+    return false;
   }
 }
 
+bool Listener::MayAdd() {
+  if (table_.MayAdd() || (table_.SweepEnded() && table_.MayAdd())) return true;
+  SweepOften();
+  return table_.MayAdd();
+}
+
 bool Listener::EndStrangerFor(ConnectionTable::Room room, const std::string& peer) {
-  if (!table_.MayEnd(room, peer)) return false;
+  if (!table_.MayAdd()) return false;
   const auto stranger = room == ConnectionTable::Room::kPeerFull ? table_.OldestStranger(peer)
                                                                  : table_.OldestStranger();
-  if (stranger) End(stranger->fd, stranger->inode, ClientRefusal::kStranger);
+  if (stranger) End(*stranger);
   return stranger.has_value();
 }
 
@@ -300,59 +253,14 @@ void Listener::SweepOften() {
   const TimePoint now = clock_.Now();
   if (now - swept_ < kSweepInterval) return;
   swept_ = now;
-  table_.Sweep(IsOpenSocket);
-}
-
-bool Listener::IsSilent(int fd) {
-  if (!table_.IsSilent(fd)) return false;  // a stale event
-  char byte;
-  ssize_t got;
-  do {
-    got = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-  } while (got < 0 && errno == EINTR);
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
-  if (got <= 0) {
-    Close(fd);
-    return false;
-  }
-  Watch(EPOLL_CTL_DEL, fd, false);
-  table_.Spoke(fd);
-  std::shared_ptr<const ConnectionUse> use;
-  try {
-    use = callbacks_.take(fd);
-  } catch (const std::bad_alloc&) {  // not yet taken over
-    close(fd);
-  }
-  if (use == nullptr) {
-    table_.Remove(fd);
-  } else {
-    table_.Begin(fd, std::move(use), clock_.Now());
-  }
-  return false;
-}
-
-void Listener::Close(int fd) {
-  table_.Remove(fd);
-  close(fd);  // also removes it from the epoll set
+  table_.Sweep();
 }
 
 void Listener::ForgetStandstill() {
-  // Bytes sent in the meantime are still unread. (EndSilent peeks before it closes a connection.)
+  // Bytes sent in the meantime are still unread.
   const TimePoint now = clock_.Now();
   const Duration late = now - due_;
-  if (late > options_.message_timeout / kLooks) table_.RestartMessages(now);
   if (late > options_.first_call_timeout / kLooks) table_.RenewStrangers(now);
-}
-
-void Listener::EndSilent() {
-  const TimePoint now = clock_.Now();
-  while (table_.OldestSilentSince() != kNever &&
-         now - table_.OldestSilentSince() >= options_.first_byte_timeout) {
-    const int fd = *table_.OldestSilent();
-    if (!IsSilent(fd)) continue;
-    CountRefused(fd, ConnectionRefusal::kSilent);
-    Close(fd);
-  }
 }
 
 void Listener::EndStrangers() {
@@ -363,29 +271,20 @@ void Listener::EndStrangers() {
     if (oldest->stays) {
       table_.Renew(oldest->fd, now);
     } else {
-      End(oldest->fd, oldest->inode, ClientRefusal::kStranger);
+      End(*oldest);
     }
   }
 }
 
-void Listener::EndStalled() {
-  const TimePoint now = clock_.Now();
-  if (now < looked_ + options_.message_timeout / kLooks) return;
-  looked_ = now;
-  for (const auto& [fd, inode] : table_.Stalled(now, options_.message_timeout)) {
-    End(fd, inode, ClientRefusal::kStalled);
-  }
-}
-
 void Listener::EndLargest() {
-  for (const auto& [fd, inode] : table_.Largest(options_.message_memory->most())) {
-    End(fd, inode, ClientRefusal::kMessages);
+  for (const int fd : table_.Largest(options_.message_memory->most())) {
+    callbacks_.end(*table_.End(fd), ConnectionRefusal::kMessages);
   }
 }
 
-void Listener::End(int fd, ino_t inode, ClientRefusal reason) {
-  table_.End(fd);
-  callbacks_.end(fd, inode, reason);
+void Listener::End(const ConnectionTable::Stranger& stranger) {
+  callbacks_.end(*table_.End(stranger.fd),
+                 stranger.silent ? ConnectionRefusal::kSilent : ConnectionRefusal::kStranger);
 }
 
 void Listener::CountRefused(int socket, ConnectionRefusal reason) {

@@ -88,9 +88,8 @@ void InferFormat::CountEnd(const Request& request, int64_t total_ns) const {
   statistics_.Count(*state->model, request, total_ns);
 }
 
-OutMessage InferFormat::EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
-                                    WatchedRef call) const {
-  return EncodeInferReply(std::move(request), total_ns, std::move(call), call_ == Call::kStream);
+OutMessage InferFormat::EncodeReply(std::unique_ptr<Request> request, int64_t total_ns) const {
+  return EncodeInferReply(std::move(request), total_ns, call_ == Call::kStream);
 }
 
 std::string InferFormat::AnswerId(const Request& request) const {

@@ -28,8 +28,7 @@ class InferFormat final : public MessageFormat {
   Status CheckPlaces(const Validated& validated, Request& request) const override;
   std::vector<FilePiece> OutputFiles(const Request& request) const override;
   void CountEnd(const Request& request, int64_t total_ns) const override;
-  OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
-                         WatchedRef call) const override;
+  OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns) const override;
   bool InOrder() const override { return true; }
   std::string AnswerId(const Request& request) const override;
   OutMessage EncodeFailure(const std::string& answer_id, const Status& status,

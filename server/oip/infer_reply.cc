@@ -36,46 +36,24 @@ void FillParameters(const Request& request, int64_t total_ns, bool on_stream, Re
   parameters["check_bound"].set_double_param(request.report->bound);
 }
 
-void FillShape(const Request& request, Output output,
-               google::protobuf::RepeatedField<int64_t>* shape) {
-  const Problem& p = request.attention.problem;
-  const int64_t rows = p.packed ? p.total_q : p.len_q;
-  const auto add = [shape](std::initializer_list<int64_t> dims) {
-    shape->Add(dims.begin(), dims.end());
-  };
-  if (output == Output::kLse) {
-    if (!p.packed) shape->Add(p.batch);
-    return add({p.heads_q, rows});
-  }
-  switch (request.layout) {
-    case Layout::kBhld:
-      return add({p.batch, p.heads_q, rows, p.dim_v});
-    case Layout::kBlhd:
-      return add({p.batch, rows, p.heads_q, p.dim_v});
-    case Layout::kLhd:
-      return add({rows, p.heads_q, p.dim_v});
-  }
-}
-
-void FillOutput(const Request& request, const InferState& state, Output output,
-                Response::InferOutputTensor* tensor) {
-  const DType dtype =
-      output == Output::kLse ? DType::kFloat32 : request.attention.problem.o_dtype();
+void AddOutput(const Request& request, const InferState& state, Output output, Response& response) {
+  v1::Tensor like;
+  FillOutput(request, output, &like);
+  Response::InferOutputTensor* const tensor = response.add_outputs();
   tensor->set_name(kOutputNames[static_cast<size_t>(output)]);
-  tensor->set_datatype(std::string(DatatypeOf(dtype)));
-  FillShape(request, output, tensor->mutable_shape());
+  tensor->set_datatype(std::string(DatatypeOf(static_cast<DType>(like.dtype()))));
+  tensor->mutable_shape()->Swap(like.mutable_shape());
   const RegionPart& place = state.place_of(output);
   if (place.region == nullptr) return;
   auto& parameters = *tensor->mutable_parameters();
   parameters["shared_memory_region"].set_string_param(place.region->name);
-  parameters["shared_memory_byte_size"].set_int64_param(OutputBytes(request.attention, output));
+  parameters["shared_memory_byte_size"].set_int64_param(static_cast<int64_t>(like.byte_length()));
   if (place.offset != 0) parameters["shared_memory_offset"].set_int64_param(place.offset);
 }
 
 }  // namespace
 
-OutMessage EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call,
-                            bool on_stream) {
+OutMessage EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns, bool on_stream) {
   const InferState& state = *InferState::Of(*request);
   google::protobuf::Arena arena;
   auto* const response = google::protobuf::Arena::CreateMessage<Response>(&arena);
@@ -87,7 +65,7 @@ OutMessage EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns, 
   std::array<RawTensor, kOutputsMax> tensors;
   size_t count = 0;
   for (const Output output : state.outputs) {
-    FillOutput(*request, state, output, response->add_outputs());
+    AddOutput(*request, state, output, *response);
     const OutputTensor& tensor = outputs[static_cast<size_t>(output)];
     const bool placed = state.place_of(output).region != nullptr;
     tensors.at(count++) = placed ? RawTensor() : RawTensor{tensor.data, tensor.bytes};
@@ -98,7 +76,7 @@ OutMessage EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns, 
   constexpr uint64_t kOuter =
       wire::BytesTag(inference::ModelStreamInferResponse::kInferResponseFieldNumber);
   return AssembleAnswer({*response, kRaw, {tensors.data(), count}, on_stream ? kOuter : 0},
-                        std::move(block), std::move(call));
+                        std::move(block));
 }
 
 OutMessage EncodeInferFailure(const std::string& id, const Status& status) {

@@ -12,14 +12,12 @@
 #include "kernels/util/status.h"
 #include "server/request/request.h"
 #include "server/util/message.h"
-#include "server/wire/answer_watch.h"
 
 namespace attend::oip {
 
 // Consumes the request, whose status must be OK. `on_stream`: wrapped in a
 // ModelStreamInferResponse.
-OutMessage EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call,
-                            bool on_stream);
+OutMessage EncodeInferReply(std::unique_ptr<Request> request, int64_t total_ns, bool on_stream);
 // A stream's answer to a failed request.
 OutMessage EncodeInferFailure(const std::string& id, const Status& status);
 

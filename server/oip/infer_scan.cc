@@ -29,23 +29,18 @@ class Scanner {
 
   Status Run() {
     scan_.message_bytes = reader_.remaining();
-    while (reader_.remaining() > 0) {
-      const SliceReader begin = reader_;
-      wire::Field field;
-      Status status = wire::ReadField(reader_, field);
-      if (!status.ok()) return Malformed(status.message());
-      const bool bytes = field.type == wire::kBytes;
-      if (bytes && field.number == Infer::kRawInputContentsFieldNumber) {
-        TakeRaw(field.bytes);
-      } else if (bytes && field.number == Infer::kInputsFieldNumber) {
-        status = TakeInput(field.bytes);
-      } else {
-        reader_.Skip(field.bytes);
-        status = Gather(begin, reader_.position() - begin.position());
-      }
-      if (!status.ok()) return status;
-    }
-    return Status();
+    return wire::ForEachField(reader_, scan_.message_bytes, Malformed,
+                              [&](const wire::Field& field, const SliceReader& begin) {
+                                const bool bytes = field.type == wire::kBytes;
+                                if (bytes && field.number == Infer::kRawInputContentsFieldNumber) {
+                                  TakeRaw(field.bytes);
+                                  return Status();
+                                }
+                                if (bytes && field.number == Infer::kInputsFieldNumber) {
+                                  return TakeInput(field.bytes);
+                                }
+                                return Gather(begin, field);
+                              });
   }
 
  private:
@@ -54,29 +49,16 @@ class Scanner {
       out_.raw[static_cast<size_t>(out_.raw_count)] = {reader_.position(), bytes};
     }
     ++out_.raw_count;
-    reader_.Skip(bytes);
   }
 
-  // Calls take(field, begin, reader) for each field of the next `bytes`, with the reader at the
-  // field's value, then moves past the value.
+  // wire::ForEachField for the input that has the next `bytes`.
   template <class Take>
   Status ForEachField(int64_t bytes, const Take& take) {
-    const int64_t end = reader_.position() + bytes;
-    while (reader_.position() < end) {
-      const SliceReader begin = reader_;
-      wire::Field field;
-      const Status status = wire::ReadField(reader_, field);
-      if (!status.ok()) return Malformed(status.message());
-      if (field.bytes > end - reader_.position()) {
-        return Malformed("a field of inputs[" + std::to_string(out_.inputs) +
-                         "] extends past its end, at byte " + std::to_string(end));
-      }
-      ATTEND_RETURN_IF_ERROR(take(field, begin));
-      reader_.Skip(field.bytes);
-    }
-    return Status();
+    const auto malformed = [this](const std::string& what) {
+      return Malformed("in inputs[" + std::to_string(out_.inputs) + "], " + what);
+    };
+    return wire::ForEachField(reader_, reader_.position() + bytes, malformed, take);
   }
-
   static bool IsContents(const wire::Field& field) {
     return field.type == wire::kBytes && field.number == InputTensor::kContentsFieldNumber;
   }
@@ -88,16 +70,17 @@ class Scanner {
     MessagePart& contents = out_.contents[static_cast<size_t>(out_.inputs)];
     const SliceReader whole = reader_;
     int64_t small = bytes;
-    ATTEND_RETURN_IF_ERROR(ForEachField(bytes, [&](const wire::Field& field, SliceReader begin) {
-      if (!IsContents(field)) return Status();
-      if (contents.present()) {
-        return InvalidArgument("inputs[" + std::to_string(out_.inputs) +
-                               "].contents is given twice");
-      }
-      contents = {reader_.position(), field.bytes};
-      small -= reader_.position() - begin.position() + field.bytes;
-      return Status();
-    }));
+    ATTEND_RETURN_IF_ERROR(
+        ForEachField(bytes, [&](const wire::Field& field, const SliceReader& begin) {
+          if (!IsContents(field)) return Status();
+          if (contents.present()) {
+            return InvalidArgument("inputs[" + std::to_string(out_.inputs) +
+                                   "].contents is given twice");
+          }
+          contents = {reader_.position(), field.bytes};
+          small -= reader_.position() - begin.position() + field.bytes;
+          return Status();
+        }));
     constexpr int64_t kPrefixMax = 12;
     ATTEND_RETURN_IF_ERROR(CheckRoom(small + kPrefixMax));
     auto* const header = reinterpret_cast<uint8_t*>(scan_.header.data());
@@ -105,10 +88,10 @@ class Scanner {
                                            header + scan_.header_bytes);
     scan_.header_bytes = end - header;
     reader_ = whole;
-    ATTEND_RETURN_IF_ERROR(ForEachField(bytes, [&](const wire::Field& field, SliceReader begin) {
-      if (IsContents(field)) return Status();
-      return Gather(begin, reader_.position() - begin.position() + field.bytes);
-    }));
+    ATTEND_RETURN_IF_ERROR(
+        ForEachField(bytes, [&](const wire::Field& field, const SliceReader& begin) {
+          return IsContents(field) ? Status() : Gather(begin, field);
+        }));
     ++out_.inputs;
     return Status();
   }
@@ -120,7 +103,9 @@ class Scanner {
                            " bytes, must have at most " + std::to_string(kHeaderBytesMax));
   }
 
-  Status Gather(SliceReader begin, int64_t bytes) {
+  // Copies a field whose value is next to the header.
+  Status Gather(SliceReader begin, const wire::Field& field) {
+    const int64_t bytes = reader_.position() - begin.position() + field.bytes;
     ATTEND_RETURN_IF_ERROR(CheckRoom(bytes));
     begin.Read(scan_.header.data() + scan_.header_bytes, bytes);
     scan_.header_bytes += bytes;

@@ -12,7 +12,9 @@
 #include "inference/grpc_service.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/oip/models.h"
+#include "server/rpc/service_call.h"
 #include "server/rpc/stream_call.h"
+#include "server/rpc/unary_call.h"
 
 namespace attend::oip {
 namespace {
@@ -41,16 +43,6 @@ Result<const Model*> Named(const Request& request) {
                                      " is not found");
 }
 
-// Finishes its call when destroyed.
-struct Finisher {
-  explicit Finisher(std::function<void(const Status&)> its_finish)
-      : finish(std::move(its_finish)) {}
-  ~Finisher() { finish(Status()); }
-  Finisher(const Finisher&) = delete;
-  Finisher& operator=(const Finisher&) = delete;
-  const std::function<void(const Status&)> finish;
-};
-
 }  // namespace
 
 InferenceServiceImpl::InferenceServiceImpl(ServiceContext& context, Options options)
@@ -61,12 +53,9 @@ bool InferenceServiceImpl::Ready() const {
 }
 
 void InferenceServiceImpl::AddTo(CallTable& table) {
-  const std::string service = "/inference.GRPCInferenceService";
-  table.data[service + "/ModelInfer"] = {&unary_, Pass::kForward};
-  table.streams[service + "/ModelStreamInfer"] = [this](ServerCall& call) {
-    constexpr std::string_view kMethod = "/inference.GRPCInferenceService/ModelStreamInfer";
-    return StreamCall::Open(context_, kMethod, stream_, Pass::kForward, call);
-  };
+  UnaryCall::Add(table, "/inference.GRPCInferenceService/ModelInfer", unary_, Pass::kForward);
+  StreamCall::Add(table, "/inference.GRPCInferenceService/ModelStreamInfer", stream_,
+                  Pass::kForward);
   AddProbes(table);
   AddModels(table);
   AddRepository(table);
@@ -77,22 +66,18 @@ void InferenceServiceImpl::AddTo(CallTable& table) {
 
 void InferenceServiceImpl::AddProbes(CallTable& table) {
   AddSmall<inference::ServerLiveRequest, inference::ServerLiveResponse>(
-      context_, kProbe, [](const auto&, auto& out) { return out.set_live(true), Status(); }, table);
+      table, kProbe, [](const auto&, auto& out) { return out.set_live(true), Status(); });
   AddSmall<inference::ServerReadyRequest, inference::ServerReadyResponse>(
-      context_, kProbe, [this](const auto&, auto& out) { return out.set_ready(Ready()), Status(); },
-      table);
+      table, kProbe, [this](const auto&, auto& out) { return out.set_ready(Ready()), Status(); });
   AddSmall<inference::ModelReadyRequest, inference::ModelReadyResponse>(
-      context_, kProbe,
-      [this](const auto& in, auto& out) {
+      table, kProbe, [this](const auto& in, auto& out) {
         return out.set_ready(Named(in).ok() && Ready()), Status();
-      },
-      table);
+      });
 }
 
 void InferenceServiceImpl::AddModels(CallTable& table) {
   AddSmall<inference::ServerMetadataRequest, inference::ServerMetadataResponse>(
-      context_, kModels,
-      [this](const auto&, auto& out) {
+      table, kModels, [this](const auto&, auto& out) {
         out.set_name("attend");
         out.set_version(options_.version);
         for (const char* const each : {"model_configuration", "model_repository", "parameters",
@@ -102,27 +87,21 @@ void InferenceServiceImpl::AddModels(CallTable& table) {
         if (regions_.files()) out.add_extensions("system_shared_memory");
         if (regions_.gpus()) out.add_extensions("cuda_shared_memory");
         return Status();
-      },
-      table);
+      });
   AddSmall<inference::ModelMetadataRequest, inference::ModelMetadataResponse>(
-      context_, kModels,
-      [](const auto& in, auto& out) {
+      table, kModels, [](const auto& in, auto& out) {
         const Result<const Model*> model = Named(in);
         if (model.ok()) FillMetadata(**model, out);
         return model.status();
-      },
-      table);
+      });
   AddSmall<inference::ModelConfigRequest, inference::ModelConfigResponse>(
-      context_, kModels,
-      [this](const auto& in, auto& out) {
+      table, kModels, [this](const auto& in, auto& out) {
         const Result<const Model*> model = Named(in);
         if (model.ok()) FillConfig(**model, options_.batch_delay_us, *out.mutable_config());
         return model.status();
-      },
-      table);
+      });
   AddSmall<inference::ModelStatisticsRequest, inference::ModelStatisticsResponse>(
-      context_, kModels,
-      [this](const auto& in, auto& out) {
+      table, kModels, [this](const auto& in, auto& out) {
         if (in.name().empty()) {
           for (const Model& model : Models()) statistics_.Fill(model, *out.add_model_stats());
           return Status();
@@ -130,14 +109,12 @@ void InferenceServiceImpl::AddModels(CallTable& table) {
         const Result<const Model*> model = Named(in);
         if (model.ok()) statistics_.Fill(**model, *out.add_model_stats());
         return model.status();
-      },
-      table);
+      });
 }
 
 void InferenceServiceImpl::AddRepository(CallTable& table) {
   AddSmall<inference::RepositoryIndexRequest, inference::RepositoryIndexResponse>(
-      context_, kModels,
-      [this](const auto& in, auto& out) {
+      table, kModels, [this](const auto& in, auto& out) {
         if (!in.repository_name().empty()) {
           return Unimplemented("repository_name is '" + in.repository_name() +
                                "', must be empty: models are built in");
@@ -151,21 +128,19 @@ void InferenceServiceImpl::AddRepository(CallTable& table) {
           index->set_state(ready ? "READY" : "UNAVAILABLE");
         }
         return Status();
-      },
-      table);
+      });
   const auto refuse = [](const auto&, auto&) {
     return Unimplemented("models are built in, and always loaded");
   };
   AddSmall<inference::RepositoryModelLoadRequest, inference::RepositoryModelLoadResponse>(
-      context_, kModels, refuse, table);
+      table, kModels, refuse);
   AddSmall<inference::RepositoryModelUnloadRequest, inference::RepositoryModelUnloadResponse>(
-      context_, kModels, refuse, table);
+      table, kModels, refuse);
 }
 
 void InferenceServiceImpl::AddFiles(CallTable& table) {
   AddSmall<inference::SystemSharedMemoryStatusRequest, inference::SystemSharedMemoryStatusResponse>(
-      context_, kMemory,
-      [this](const Caller& caller, const auto& in, auto& out, auto&) {
+      table, kMemory, [this](const Caller& caller, const auto& in, auto& out, auto&) {
         const auto listed = regions_.List(caller.tenant, RegionNames::Kind::kFile, in.name());
         if (!listed.ok()) return listed.status();
         for (const NamedRegionRef& region : *listed) {
@@ -176,30 +151,24 @@ void InferenceServiceImpl::AddFiles(CallTable& table) {
           status.set_byte_size(static_cast<uint64_t>(region->bytes));
         }
         return Status();
-      },
-      table);
+      });
   AddSmall<inference::SystemSharedMemoryRegisterRequest,
            inference::SystemSharedMemoryRegisterResponse>(
-      context_, kMemory,
-      [this](const Caller& caller, const auto& in, auto&, auto&) {
+      table, kMemory, [this](const Caller& caller, const auto& in, auto&, auto&) {
         return regions_.RegisterFile(caller.tenant, in.name(), in.key(), in.offset(),
                                      in.byte_size());
-      },
-      table);
+      });
   AddSmall<inference::SystemSharedMemoryUnregisterRequest,
            inference::SystemSharedMemoryUnregisterResponse>(
-      context_, kMemory,
-      [this](const Caller& caller, const auto& in, auto&, auto&) {
+      table, kMemory, [this](const Caller& caller, const auto& in, auto&, auto&) {
         regions_.Unregister(caller.tenant, RegionNames::Kind::kFile, in.name(), nullptr);
         return Status();
-      },
-      table);
+      });
 }
 
 void InferenceServiceImpl::AddGpuMemory(CallTable& table) {
   AddSmall<inference::CudaSharedMemoryStatusRequest, inference::CudaSharedMemoryStatusResponse>(
-      context_, kMemory,
-      [this](const Caller& caller, const auto& in, auto& out, auto&) {
+      table, kMemory, [this](const Caller& caller, const auto& in, auto& out, auto&) {
         const auto listed = regions_.List(caller.tenant, RegionNames::Kind::kGpu, in.name());
         if (!listed.ok()) return listed.status();
         for (const NamedRegionRef& region : *listed) {
@@ -209,35 +178,35 @@ void InferenceServiceImpl::AddGpuMemory(CallTable& table) {
           status.set_byte_size(static_cast<uint64_t>(region->bytes));
         }
         return Status();
-      },
-      table);
+      });
   AddSmall<inference::CudaSharedMemoryRegisterRequest, inference::CudaSharedMemoryRegisterResponse>(
-      context_, kMemory,
-      [this](const Caller& caller, const auto& in, auto&, auto&) {
+      table, kMemory, [this](const Caller& caller, const auto& in, auto&, auto&) {
         return regions_.RegisterGpu(caller.tenant, in.name(), in.raw_handle(), in.device_id(),
                                     in.byte_size());
-      },
-      table);
-  table.small[MethodOf<inference::CudaSharedMemoryUnregisterRequest>()] =
-      [this](ServiceCall::Wire wire) { UnregisterGpu(std::move(wire)); };
+      });
+  // Ends once the server has closed the memory, so that the client may free it then.
+  AddSmall<inference::CudaSharedMemoryUnregisterRequest,
+           inference::CudaSharedMemoryUnregisterResponse>(
+      table, kMemory, [this](ServiceCall& call, const auto& in, auto&) {
+        regions_.Unregister(call.caller().tenant, RegionNames::Kind::kGpu, in.name(),
+                            call.EndLater());
+        return Status();
+      });
 }
 
 void InferenceServiceImpl::AddSettings(CallTable& table) {
   // Clients that set trace settings expect them to be accepted; no trace is written.
   AddSmall<inference::TraceSettingRequest, inference::TraceSettingResponse>(
-      context_, kModels,
-      [](const auto& in, auto& out) {
+      table, kModels, [](const auto& in, auto& out) {
         auto& settings = *out.mutable_settings();
         settings["trace_level"].add_value("OFF");
         for (const auto& [name, setting] : in.settings()) {
           *settings[name].mutable_value() = setting.value();
         }
         return Status();
-      },
-      table);
+      });
   AddSmall<inference::LogSettingsRequest, inference::LogSettingsResponse>(
-      context_, kModels,
-      [](const auto& in, auto& out) {
+      table, kModels, [](const auto& in, auto& out) {
         for (const auto& [name, setting] : in.settings()) {
           auto& echo = (*out.mutable_settings())[name];
           if (setting.has_bool_param()) echo.set_bool_param(setting.bool_param());
@@ -245,27 +214,7 @@ void InferenceServiceImpl::AddSettings(CallTable& table) {
           if (setting.has_string_param()) echo.set_string_param(setting.string_param());
         }
         return Status();
-      },
-      table);
-}
-
-void InferenceServiceImpl::UnregisterGpu(ServiceCall::Wire wire) {
-  using In = inference::CudaSharedMemoryUnregisterRequest;
-  using Out = inference::CudaSharedMemoryUnregisterResponse;
-  const auto finish = wire.finish;
-  const ServiceCall::Ref begun =
-      ServiceCall::Begin(context_, kMemory, MethodOf<In>(), std::move(wire));
-  if (begun == nullptr) return;
-  std::string name;
-  const Status status = begun->Try<In, Out>([&name](const In& in, auto&) {
-    name = in.name();
-    return Status();
-  });
-  if (!status.ok()) return begun->End(status);
-  const OnNoMemory wait(OnNoMemory::kWait);
-  begun->Note(status);
-  regions_.Unregister(begun->facts().caller.tenant, RegionNames::Kind::kGpu, name,
-                      std::make_shared<Finisher>(finish));
+      });
 }
 
 }  // namespace attend::oip

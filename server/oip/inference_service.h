@@ -37,8 +37,6 @@ class InferenceServiceImpl final {
   void AddFiles(CallTable& table);
   void AddGpuMemory(CallTable& table);
   void AddSettings(CallTable& table);
-  // Answers once the server has closed the memory, so that the client may free it then.
-  void UnregisterGpu(ServiceCall::Wire wire);
   bool Ready() const;
 
   ServiceContext& context_;

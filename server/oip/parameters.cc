@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "kernels/util/counted.h"
 #include "server/util/parse_number.h"
 
 namespace attend::oip {
@@ -16,8 +17,25 @@ namespace {
 
 using Parameter = inference::InferParameter;
 
-Status Wrong(const std::string& name, const std::string& must) {
-  return InvalidArgument("parameter " + name + " must be " + must);
+std::string TextOf(const Parameter& value) {
+  switch (value.parameter_choice_case()) {
+    case Parameter::kBoolParam:
+      return value.bool_param() ? "true" : "false";
+    case Parameter::kInt64Param:
+      return std::to_string(value.int64_param());
+    case Parameter::kUint64Param:
+      return std::to_string(value.uint64_param());
+    case Parameter::kDoubleParam:
+      return NumberText(value.double_param());
+    case Parameter::kStringParam:
+      return '"' + value.string_param() + '"';
+    default:
+      return "unset";
+  }
+}
+
+Status Wrong(const std::string& name, const Parameter& value, const std::string& must) {
+  return InvalidArgument("parameter " + name + " is " + TextOf(value) + ", must be " + must);
 }
 
 template <class T>
@@ -58,12 +76,15 @@ std::optional<bool> Boolean(const Parameter& value) {
   return std::nullopt;
 }
 
-// Values beyond float's range become infinite; AttendRequest's rules then refuse them.
+// Values beyond float's range become infinite, and only 0 becomes 0, which may mean off;
+// AttendRequest's rules then refuse them.
 float Float(double value) {
   constexpr double kMost = std::numeric_limits<float>::max();
   if (value > kMost) return std::numeric_limits<float>::infinity();
   if (value < -kMost) return -std::numeric_limits<float>::infinity();
-  return static_cast<float>(value);
+  const auto narrow = static_cast<float>(value);
+  return narrow != 0 || value == 0 ? narrow
+                                   : std::copysign(std::numeric_limits<float>::denorm_min(), value);
 }
 
 class Taker {
@@ -73,33 +94,32 @@ class Taker {
 
   Status Take(const std::string& name, const Parameter& value) {
     if (name == "causal") return TakeCausal(value);
-    if (name == "alignment") return TakeAlignment(value.string_param());
+    if (name == "alignment") return TakeAlignment(value);
     if (name == "window_left") return TakeInteger(name, value, window_left_);
     if (name == "window_right") return TakeInteger(name, value, window_right_);
     if (name == "priority") return TakePriority(value);
     if (name == "timeout") return TakeTimeout(value);
     if (name == "kernel") {
-      if (!value.has_string_param()) return Wrong(name, "a string");
+      if (!value.has_string_param()) return Wrong(name, value, "a string");
       return fields_.set_kernel(value.string_param()), Status();
     }
-    if (name == "o_dtype") return TakeOutputDType(value.string_param());
+    if (name == "o_dtype") return TakeOutputDType(value);
     if (name == "check") {
       const std::optional<bool> check = Boolean(value);
-      if (!check) return Wrong(name, "a bool");
+      if (!check) return Wrong(name, value, "a bool");
       return fields_.set_check(*check), Status();
     }
     if (name == "dropout_seed") {
       const std::optional<uint64_t> seed = Integer<uint64_t>(value);
-      if (!seed) return Wrong(name, "an integer in [0, 2^64)");
+      if (!seed) return Wrong(name, value, "an integer in [0, 2^64)");
       return fields_.set_dropout_seed(*seed), Status();
     }
-    if (name == "scale" || name == "softcap" || name == "dropout_p") {
+    // Each single float of AttendRequest is a parameter.
+    const auto* const field = v1::AttendRequest::descriptor()->FindFieldByName(name);
+    if (field != nullptr && field->cpp_type() == field->CPPTYPE_FLOAT && !field->is_repeated()) {
       const std::optional<double> number = Number(value);
-      if (!number) return Wrong(name, "a number");
-      if (name == "scale") fields_.set_scale(Float(*number));
-      if (name == "softcap") fields_.set_softcap(Float(*number));
-      if (name == "dropout_p") fields_.set_dropout_p(Float(*number));
-      return Status();
+      if (!number) return Wrong(name, value, "a number");
+      return fields_.GetReflection()->SetFloat(&fields_, field, Float(*number)), Status();
     }
     return TakeTritons(name, value);
   }
@@ -124,32 +144,33 @@ class Taker {
   static Status TakeInteger(const std::string& name, const Parameter& value,
                             std::optional<int64_t>& out) {
     out = Integer<int64_t>(value);
-    return out ? Status() : Wrong(name, "an integer");
+    return out ? Status() : Wrong(name, value, "an integer");
   }
 
   Status TakeCausal(const Parameter& value) {
     const std::optional<bool> causal = Boolean(value);
-    if (!causal) return Wrong("causal", "a bool");
+    if (!causal) return Wrong("causal", value, "a bool");
     if (model_.inputs != Inputs::kAll && *causal != causal_) {
-      return Wrong("causal",
+      return Wrong("causal", value,
                    std::string(causal_ ? "true" : "false") + " for model '" + model_.name + "'");
     }
     causal_ = *causal;
     return Status();
   }
 
-  Status TakeAlignment(const std::string& value) {
-    if (value != "bottom_right" && value != "top_left") {
-      return Wrong("alignment", "\"bottom_right\" or \"top_left\"");
+  Status TakeAlignment(const Parameter& value) {
+    top_left_ = value.string_param() == "top_left";
+    if (!top_left_ && value.string_param() != "bottom_right") {
+      return Wrong("alignment", value, "\"bottom_right\" or \"top_left\"");
     }
-    top_left_ = value == "top_left";
     return Status();
   }
 
-  Status TakeOutputDType(const std::string& value) {
-    if (value != "FP32") {
-      if (value == DatatypeOf(model_.dtype)) return Status();
-      return Wrong("o_dtype", "\"" + std::string(DatatypeOf(model_.dtype)) + "\" or \"FP32\"");
+  Status TakeOutputDType(const Parameter& value) {
+    if (value.string_param() != "FP32") {
+      const std::string own(DatatypeOf(model_.dtype));
+      if (value.string_param() == own) return Status();
+      return Wrong("o_dtype", value, (own == "FP32" ? "" : '"' + own + "\" or ") + "\"FP32\"");
     }
     fields_.set_o_dtype(v1::DTYPE_FLOAT32);
     return Status();
@@ -159,7 +180,7 @@ class Taker {
   Status TakePriority(const Parameter& value) {
     const std::optional<int64_t> level = Integer<int64_t>(value);
     if (!level || *level < 0 || *level > kPriorityLevels) {
-      return Wrong("priority", "an integer in [0, " + std::to_string(kPriorityLevels) + "]");
+      return Wrong("priority", value, "an integer in [0, " + std::to_string(kPriorityLevels) + "]");
     }
     if (*level > 0) fields_.set_priority(static_cast<int32_t>(kDefaultPriorityLevel - *level));
     return Status();
@@ -167,7 +188,7 @@ class Taker {
 
   Status TakeTimeout(const Parameter& value) {
     const std::optional<int64_t> us = Integer<int64_t>(value);
-    if (!us || *us < 0) return Wrong("timeout", "microseconds, at least 0");
+    if (!us || *us < 0) return Wrong("timeout", value, "microseconds, at least 0");
     constexpr int64_t kYearUs = int64_t{365} * 24 * 3600 * 1000 * 1000;
     if (*us == 0 || *us > kYearUs) return Status();
     const TimePoint until = request_.received + std::chrono::microseconds(*us);
@@ -222,12 +243,14 @@ Result<std::optional<RegionParameters>> TakeRegion(const ParameterMap& parameter
     const std::string full = what + "'s parameter " + name;
     if (name == "shared_memory_region") {
       out.region = value.string_param();
-      if (out.region.empty()) return InvalidArgument(full + " must be a name");
+      if (out.region.empty())
+        return InvalidArgument(full + " is " + TextOf(value) + ", must be a name");
       any = true;
     } else if (name == "shared_memory_byte_size" || name == "shared_memory_offset") {
       const std::optional<int64_t> number = Integer<int64_t>(value);
       if (!number || *number < 0)
-        return InvalidArgument(full + " must be an integer of at least 0");
+        return InvalidArgument(full + " is " + TextOf(value) +
+                               ", must be an integer of at least 0");
       const bool size = name == "shared_memory_byte_size";
       (size ? out.bytes : out.offset) = *number;
       sized |= size;

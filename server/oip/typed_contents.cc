@@ -26,21 +26,15 @@ Status ForEachField(std::span<const ByteSpan> slices, const MessagePart& content
                     const std::string& what, const Take& take) {
   SliceReader reader(slices);
   reader.Skip(contents.offset);
-  const int64_t end = contents.offset + contents.bytes;
-  while (reader.position() < end) {
-    wire::Field field;
-    if (!wire::ReadField(reader, field).ok()) return MalformedContents(what);
-    if (field.bytes > end - reader.position()) return MalformedContents(what);
-    const int64_t after = reader.position() + field.bytes;
-    if (field.number == static_cast<uint64_t>(number)) {
-      ATTEND_RETURN_IF_ERROR(take(field, reader));
-    } else if (field.bytes > 0) {
-      return InvalidArgument(what + ".contents has field " + std::to_string(field.number) +
-                             ", must have field " + std::to_string(number) + " for its datatype");
-    }
-    reader.Skip(after - reader.position());
-  }
-  return Status();
+  return wire::ForEachField(
+      reader, contents.offset + contents.bytes,
+      [&](const std::string&) { return MalformedContents(what); },
+      [&](const wire::Field& field, const SliceReader&) {
+        if (field.number == static_cast<uint64_t>(number)) return take(field, reader);
+        if (field.bytes == 0) return Status();
+        return InvalidArgument(what + ".contents has field " + std::to_string(field.number) +
+                               ", must have field " + std::to_string(number) + " for its datatype");
+      });
 }
 
 void Append(SliceReader& reader, int64_t bytes, std::vector<uint8_t>& out) {

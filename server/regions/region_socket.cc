@@ -22,6 +22,7 @@
 
 #include "kernels/util/thread_name.h"
 #include "server/auth/caller.h"
+#include "server/util/assign.h"
 #include "server/util/wipe.h"
 
 namespace attend {
@@ -82,9 +83,7 @@ Result<std::unique_ptr<RegionSocket>> RegionSocket::Start(const Options& options
   listen.type = SOCK_SEQPACKET;
   listen.mode = options.any_user ? 0666 : 0600;
   listen.own_folder = true;
-  Result<UnixListener> listener = ListenAt(listen);
-  if (!listener.ok()) return listener.status();
-  socket->listener_ = std::move(*listener);
+  ATTEND_RETURN_IF_ERROR(Assign(socket->listener_, ListenAt(listen)));
   socket->wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   socket->done_->wake = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!socket->wake_.valid() || !socket->done_->wake.valid()) {

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "server/util/assign.h"
 #include "server/util/random_token.h"
 
 namespace attend {
@@ -26,10 +27,8 @@ Result<std::unique_ptr<SharedMemoryServer>> SharedMemoryServer::Start(
     return Status(Code::kFailedPrecondition,
                   "cuda-ipc is on, but no device of this server is a GPU");
   }
-  Result<std::unique_ptr<RegionSocket>> socket =
-      RegionSocket::Start(options.socket, server->registry_, logger, clock);
-  if (!socket.ok()) return socket.status();
-  server->socket_ = std::move(*socket);
+  ATTEND_RETURN_IF_ERROR(Assign(
+      server->socket_, RegionSocket::Start(options.socket, server->registry_, logger, clock)));
   return server;
 }
 

@@ -18,6 +18,8 @@
 #include <filesystem>
 #include <utility>
 
+#include "server/util/assign.h"
+
 namespace attend {
 namespace {
 
@@ -184,9 +186,7 @@ Result<UnixListener> ListenAt(const UnixListenOptions& options) {
   UnixListener listener;
   listener.file = fs::path(options.path).filename().string();
   if (listener.file.empty()) return Failed(options, "the path names a folder");
-  Result<UniqueFd> folder = OpenFolder(options);
-  if (!folder.ok()) return folder.status();
-  listener.folder = std::move(*folder);
+  ATTEND_RETURN_IF_ERROR(Assign(listener.folder, OpenFolder(options)));
   ATTEND_RETURN_IF_ERROR(TakeLock(options, listener));
   Status listening = RemoveStale(options, *address, listener);
   if (listening.ok()) listening = Listen(options, *address, listener);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Where and how a request runs, as decided by engine/placement.h. The decision is made once, at
-// admission, and travels with the request. It is repeated only if a device has been lost since.
+// admission, and travels with the request.
 
 #pragma once
 
@@ -35,10 +35,7 @@ struct Placement {
   // Every candidate can read tensors where their message arrived, and nothing else needs them in
   // the input block.
   bool may_gather = false;
-  // The number of lost devices when the candidates were found, and when the rest was decided; -1:
-  // not done yet.
-  int64_t candidates_lost = -1;
-  int64_t decided_lost = -1;
+  bool decided = false;  // by Engine::Place
 };
 
 }  // namespace attend

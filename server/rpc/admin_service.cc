@@ -10,6 +10,7 @@
 
 #include "kernels/util/counted.h"
 #include "server/rpc/call_caller.h"
+#include "server/rpc/service_call.h"
 #include "server/rpc/session_service.h"
 #include "server/wire/session_uses.h"
 
@@ -17,7 +18,6 @@ namespace attend {
 namespace {
 
 constexpr size_t kAskedBytesMax = 200;  // bytes of a request's fields in the log
-constexpr int64_t kListed = 256;        // maximum number of sessions in a response
 constexpr int64_t kFreed = 1024;        // maximum number of ids in a request
 
 constexpr ServiceMethod kMethod{.event = "admin call failed",
@@ -37,7 +37,6 @@ std::string Asked(const In& in) {
 }  // namespace
 
 Status AdminServiceImpl::MayComeThisWay(const WireCall& call) const {
-  const bool local = IsLocal(call.Peer());
   if (context_.authenticator == nullptr) {
     // Access is controlled by the socket file's mode.
     if (private_sockets_) return Status();
@@ -45,20 +44,20 @@ Status AdminServiceImpl::MayComeThisWay(const WireCall& call) const {
                   "admin calls need --tokens, because users other than the server's own may open "
                   "its Unix sockets (socket-mode)");
   }
-  if (local || call.HasCertificate()) return Status();
+  if (call.peer().local || call.peer().certified) return Status();
   return Status(Code::kPermissionDenied,
                 "admin calls need loopback, a Unix socket or a client certificate");
 }
 
 template <class In, class Out, class Answer>
-void AdminServiceImpl::Add(const Answer& answer, CallTable& table) {
+void AdminServiceImpl::Add(CallTable& table, const Answer& answer) {
   AddSmall<In, Out>(
-      context_, kMethod,
+      table, kMethod,
       [answer](ServiceCall& call, const In& in, Out& out) -> Status {
         call.set_asked(Asked(in));
         return answer(in, out);
       },
-      table, [this](const WireCall& call) { return MayComeThisWay(call); });
+      [this](const WireCall& call) { return MayComeThisWay(call); });
 }
 
 Result<int> AdminServiceImpl::TenantNamed(const std::string& name) const {
@@ -84,18 +83,15 @@ Status AdminServiceImpl::SetLevel(const v1::SetLogLevelRequest& in, v1::SetLogLe
 Status AdminServiceImpl::List(const v1::ListTenantSessionsRequest& in,
                               v1::ListTenantSessionsResponse& out) {
   if (sessions_ == nullptr) return SessionsAreOff();
-  const int64_t count = in.page_size() == 0 ? kListed : in.page_size();
-  if (count < 1 || count > kListed) {
-    return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
-                           std::to_string(kListed) + "], or 0 for the maximum");
-  }
+  const Result<int64_t> count = PageSize(in.page_size());
+  if (!count.ok()) return count.status();
   SessionTable::Listed list;
   if (in.tenant().empty()) {
-    list = sessions_->ListAll(in.after(), count);
+    list = sessions_->ListAll(in.after(), *count);
   } else {
     const Result<int> tenant = TenantNamed(in.tenant());
     if (!tenant.ok()) return tenant.status();
-    list = sessions_->List(*tenant, in.after(), count);
+    list = sessions_->List(*tenant, in.after(), *count);
   }
   out.set_more(list.more);
   for (const SessionInfo& info : list.sessions) {
@@ -171,25 +167,23 @@ void AdminServiceImpl::FillTenants(v1::GetStatusResponse& out) const {
 }
 
 void AdminServiceImpl::AddTo(CallTable& table) {
-  Add<v1::DrainRequest, v1::DrainResponse>(
-      [this](const auto&, auto& out) {
-        hooks_.drain();
-        out.set_inflight_requests(context_.engine.inflight());
-        return Status();
-      },
-      table);
+  Add<v1::DrainRequest, v1::DrainResponse>(table, [this](const auto&, auto& out) {
+    hooks_.drain();
+    out.set_inflight_requests(context_.engine.inflight());
+    return Status();
+  });
   Add<v1::UndrainRequest, v1::UndrainResponse>(
-      [this](const auto&, auto&) { return hooks_.undrain(); }, table);
+      table, [this](const auto&, auto&) { return hooks_.undrain(); });
   Add<v1::SetLogLevelRequest, v1::SetLogLevelResponse>(
-      [this](const auto& in, auto& out) { return SetLevel(in, out); }, table);
+      table, [this](const auto& in, auto& out) { return SetLevel(in, out); });
   Add<v1::ListTenantSessionsRequest, v1::ListTenantSessionsResponse>(
-      [this](const auto& in, auto& out) { return List(in, out); }, table);
+      table, [this](const auto& in, auto& out) { return List(in, out); });
   Add<v1::FreeSessionsRequest, v1::FreeSessionsResponse>(
-      [this](const auto& in, auto& out) { return Free(in, out); }, table);
+      table, [this](const auto& in, auto& out) { return Free(in, out); });
   Add<v1::EvictTenantRequest, v1::EvictTenantResponse>(
-      [this](const auto& in, auto& out) { return Evict(in, out); }, table);
+      table, [this](const auto& in, auto& out) { return Evict(in, out); });
   Add<v1::GetStatusRequest, v1::GetStatusResponse>(
-      [this](const auto&, auto& out) { return FillStatus(out), Status(); }, table);
+      table, [this](const auto&, auto& out) { return FillStatus(out), Status(); });
 }
 
 }  // namespace attend

@@ -41,7 +41,7 @@ class AdminServiceImpl final {
   // `answer(request, response)` fills the response or returns an error. Every call is logged with
   // its caller.
   template <class In, class Out, class Answer>
-  void Add(const Answer& answer, CallTable& table);
+  void Add(CallTable& table, const Answer& answer);
   Status SetLevel(const v1::SetLogLevelRequest& in, v1::SetLogLevelResponse& out);
   Status List(const v1::ListTenantSessionsRequest& in, v1::ListTenantSessionsResponse& out);
   Status Free(const v1::FreeSessionsRequest& in, v1::FreeSessionsResponse& out);

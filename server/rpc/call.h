@@ -1,26 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The interface of every kind of call within server/rpc.
+// Common parts of the calls within server/rpc.
 
 #pragma once
 
 #include <atomic>
 #include <cstdint>
-#include <utility>
+#include <memory>
 
 #include "server/request/request.h"
+#include "server/transport/server_call.h"
 
 namespace attend {
 
-// A call as RequestReader sees it. Reference-counted, because the transport may end a call while
-// RequestReader is still using it.
+// A call as RequestReader sees it, which may still use it when the transport has ended it.
 class Call : public Responder {
  public:
-  void Ref() { references_.fetch_add(1, std::memory_order_relaxed); }
-  void Unref() {
-    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
-
   // The call's responses are no longer wanted. Once true, stays true.
   bool cancelled() const { return cancelled_.load(std::memory_order_seq_cst); }
   bool unwanted() const override { return cancelled(); }
@@ -28,44 +23,32 @@ class Call : public Responder {
   virtual void OnQueueing(uint64_t id) = 0;
 
  protected:
-  ~Call() override = default;
   void SetCancelled() { cancelled_.store(true, std::memory_order_seq_cst); }
 
  private:
-  std::atomic<int> references_{1};
   std::atomic<bool> cancelled_{false};
 };
 
-// A counted reference to a call.
-template <class T>
-class CallRef {
+// A handler that lives until OnDone, and while it is referred to.
+class SharedHandler : public CallHandler, public std::enable_shared_from_this<SharedHandler> {
  public:
-  CallRef() = default;
-  explicit CallRef(T* call) : call_(call) {
-    if (call_ != nullptr) call_->Ref();
+  virtual ~SharedHandler() = default;
+  // Makes the transport an owner of a new handler.
+  template <class T>
+  static T* Own(const std::shared_ptr<T>& made) {
+    made->self_ = made;
+    return made.get();
   }
-  CallRef(const CallRef& other) : CallRef(other.call_) {}
-  CallRef(CallRef&& other) noexcept : call_(std::exchange(other.call_, nullptr)) {}
-  CallRef& operator=(CallRef other) noexcept {
-    std::swap(call_, other.call_);
-    return *this;
-  }
-  ~CallRef() {
-    if (call_ != nullptr) call_->Unref();
-  }
-  // Takes over an existing reference, such as that of a new call.
-  static CallRef Adopt(T* call) {
-    CallRef ref;
-    ref.call_ = call;
-    return ref;
-  }
+  void OnDone() override { self_.reset(); }
 
-  T* get() const { return call_; }
-  T* operator->() const { return call_; }
-  explicit operator bool() const { return call_ != nullptr; }
+ protected:
+  template <class T>
+  std::shared_ptr<T> Ref(T* self) {
+    return {shared_from_this(), self};
+  }
 
  private:
-  T* call_ = nullptr;
+  std::shared_ptr<SharedHandler> self_;
 };
 
 }  // namespace attend

@@ -3,6 +3,7 @@
 #include "server/rpc/call_caller.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,21 +21,16 @@ std::optional<std::string_view> Find(const WireCall& call, const char* key) {
   return first;
 }
 
-Status CheckOnceIn(const WireCall& call) {
-  return CheckOnce([&](const char* key) {
+// UNAUTHENTICATED if metadata that identifies the caller or its tenant is repeated, because it
+// would be ambiguous.
+Status CheckOnce(const WireCall& call) {
+  for (const char* const key : {kAuthorizationMetadataKey, kTenantMetadataKey}) {
     std::string_view first;
-    return call.Find(key, first);
-  });
-}
-
-// The tenant that the call's Unix socket is bound to, if any. The peer is the socket's path and the
-// connection's number.
-std::optional<int> TenantOfSocket(const ServiceContext& context, const WireCall& call) {
-  if (context.socket_tenants.empty()) return std::nullopt;
-  const std::string peer = call.Peer();
-  const auto found = context.socket_tenants.find(std::string_view(peer).substr(0, peer.rfind(':')));
-  if (found == context.socket_tenants.end()) return std::nullopt;
-  return found->second;
+    if (call.Find(key, first) <= 1) continue;
+    return Status(kUnauthenticated,
+                  std::string("the metadata ") + key + " is given more than once");
+  }
+  return Status();
 }
 
 // A caller admitted by the socket file's mode and --socket-users.
@@ -51,11 +47,11 @@ Caller CallerOfSocket(int tenant) {
 Decision Anyone(const ServiceContext& context, const WireCall& call, Scope scope) {
   Decision decision;
   Caller& caller = decision.caller;
-  const std::optional<int> bound = TenantOfSocket(context, call);
+  const std::optional<int> bound = call.peer().tenant;
   if (bound) caller = CallerOfSocket(*bound);
   const Tenants& tenants = context.engine.options().tenants;
   if (!bound && !tenants.single()) {  // otherwise the metadata need not be scanned
-    if (Status once = CheckOnceIn(call); !once.ok()) {
+    if (Status once = CheckOnce(call); !once.ok()) {
       return {{}, std::move(once), CallerRefusal::kUnknown};
     }
     const auto tenant = Find(call, kTenantMetadataKey);
@@ -86,21 +82,9 @@ void RequireTenant(Decision& decision, int tenant) {
   decision.status = Status(Code::kPermissionDenied, "the socket belongs to another tenant");
 }
 
-}  // namespace
-
-bool IsLocal(std::string_view peer) {
-  for (const std::string_view local : {"unix:", "ipv4:127.", "ipv6:%5B::1%5D:", "ipv6:[::1]:",
-                                       "ipv6:%5B::ffff:127.", "ipv6:[::ffff:127."}) {
-    if (peer.starts_with(local)) return true;
-  }
-  return false;
-}
-
-namespace {
-
 Decision Decide(const ServiceContext& context, const WireCall& call, Scope scope) {
   if (context.authenticator == nullptr) return Anyone(context, call, scope);
-  if (Status once = CheckOnceIn(call); !once.ok()) {
+  if (Status once = CheckOnce(call); !once.ok()) {
     return {{}, std::move(once), CallerRefusal::kUnknown};
   }
   Credentials credentials;
@@ -108,14 +92,14 @@ Decision Decide(const ServiceContext& context, const WireCall& call, Scope scope
   credentials.tenant = Find(call, kTenantMetadataKey);
   std::vector<Credentials::Name> names;
   if (credentials.authorization) {
-    credentials.encrypted = call.Encrypted();
-    credentials.local = IsLocal(call.Peer());
+    credentials.encrypted = call.peer().encrypted;
+    credentials.local = call.peer().local;
   } else {
     names = call.CertificateNames();
     credentials.certificate = names;
   }
   Decision decision;
-  const std::optional<int> bound = TenantOfSocket(context, call);
+  const std::optional<int> bound = call.peer().tenant;
   if (bound && !credentials.authorization) {
     decision.caller = CallerOfSocket(*bound);
     RequireScope(decision, scope);
@@ -146,15 +130,12 @@ Result<Caller> CallerOf(ServiceContext& context, const WireCall& call, std::stri
                         Scope scope, int64_t came) {
   Decision decision = Decide(context, call, scope);
   Rejection rejection = RejectionOf(decision.refusal);
-  if (decision.status.ok() && context.connections != nullptr) {
-    std::string room;
-    const std::string& peer = call.PeerIn(room);
+  if (const ConnectionHolds::Ref& holds = call.peer().holds; decision.status.ok() && holds) {
     // Operators are admitted however many connections their tenant has.
     if (scope == Scope::kAdmin) {
-      context.connections->CallUncounted(peer, decision.credential);
+      holds->CallUncounted(decision.credential);
     } else {
-      decision.status =
-          context.connections->Call(peer, decision.caller.tenant, decision.credential);
+      decision.status = holds->Call(decision.caller.tenant, decision.credential);
       rejection = Rejection::kTenantLimit;
       if (!decision.status.ok()) {  // it has not been determined whether this is a request
         context.metrics.RecordSmallCall(decision.caller.tenant, decision.status.code());
@@ -181,19 +162,6 @@ Status RecheckCaller(ServiceContext& context, const WireCall& call, std::string_
   }
   const Rejection rejection = RejectionOf(decision.refusal);
   return Refuse(context, call, method, std::move(decision), rejection);
-}
-
-std::optional<Caller> AdmitCaller(ServiceContext& context, const WireCall& call,
-                                  std::string_view method, Scope scope, const std::string& request,
-                                  const std::function<void(const Status&)>& finish) {
-  std::optional<Caller> admitted;
-  const Status status = OrOutOfMemory([&] {
-    Result<Caller> caller = CallerOf(context, call, method, scope, std::ssize(request));
-    if (caller.ok()) admitted = std::move(*caller);
-    return caller.status();
-  });
-  if (!status.ok()) finish(status);
-  return admitted;
 }
 
 Rejection RejectionOf(CallerRefusal refusal) {

@@ -7,13 +7,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "server/memory/copy_pieces.h"
 #include "server/memory/memory_reserve.h"
+#include "server/rpc/call_caller.h"
 #include "server/rpc/call_spans.h"
 #include "server/wire/reply_codec.h"
 #include "server/wire/status_text.h"
@@ -39,21 +39,16 @@ void EndLimits(TenantLimits& limits, Request& request) {
 
 }  // namespace
 
-OpenStreams::Place OpenStreams::MakePlace() {
-  std::set<OpenCall*> one = {nullptr};
-  return one.extract(one.begin());
-}
-
-bool OpenStreams::Add(Place place, OpenCall* stream) {
-  place.value() = stream;
+bool OpenStreams::Add(OpenCall* stream) {
   const MutexLock lock(mutex_);
-  streams_.insert(std::move(place));
+  stream->at_ = stream->entry_.begin();
+  streams_.splice(streams_.end(), stream->entry_);
   return ending_;
 }
 
 void OpenStreams::Remove(OpenCall* stream) {
   const MutexLock lock(mutex_);
-  streams_.erase(stream);
+  stream->entry_.splice(stream->entry_.end(), streams_, stream->at_);
 }
 
 void OpenStreams::EndAll() {
@@ -74,12 +69,13 @@ void OpenStreams::Resume() {
 }
 
 std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responder,
-                                    TimePoint deadline) {
+                                    TimePoint deadline, const Caller& caller) {
   auto request = std::make_unique<Request>();
   request->id = context.next_id.fetch_add(1, std::memory_order_relaxed);
   request->received = context.clock.Now();
   request->deadline = deadline;
   request->responder = &responder;
+  SetCaller(caller, *request);
   return request;
 }
 
@@ -100,36 +96,60 @@ std::unique_ptr<OpenSpan> RecordEnd(ServiceContext& context, Request& request, i
   return SpanOf(context, request, response_bytes, facts);
 }
 
+RequestEnd EndRequest(ServiceContext& context, std::unique_ptr<Request> request,
+                      const WireCall& call, const CallFacts& facts, const MessageFormat& format) {
+  const int64_t total_ns = NanosecondsBetween(request->received, context.clock.Now());
+  const int64_t bytes = request->status.ok() ? AnswerBytes(*request) : 0;
+  RequestEnd end;
+  end.span = RecordEnd(context, *request, total_ns, bytes, call, facts, format);
+  end.answer_id = format.AnswerId(*request);
+  end.status = request->status;
+  if (end.status.ok()) {
+    end.status = OrOutOfMemory([&] {
+      end.answer = format.EncodeReply(std::move(request), total_ns);
+      return Status();
+    });
+  }
+  if (request != nullptr) end.refusal = std::move(request->refusal);
+  return end;
+}
+
+Status RecordRefused(ServiceContext& context, Status status, const WireCall& call,
+                     const CallFacts& facts, Transport transport) {
+  Request request;
+  SetCaller(facts.caller, request);
+  request.id = context.next_id.fetch_add(1, std::memory_order_relaxed);
+  request.received = context.clock.Now();
+  request.transport = transport;
+  request.status = std::move(status);
+  RecordEnd(context, request, 0, 0, call, facts);
+  return request.status;
+}
+
 void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
                 std::unique_ptr<Request> request,
                 const std::function<void(std::unique_ptr<Request>)>& then) {
   const bool wanted = request->status.ok() && request->file_bytes.output > 0 &&
                       !(request->responder != nullptr && request->responder->unwanted());
   if (!wanted) return then(std::move(request));
-  try {
-    const OnNoMemory no_memory(OnNoMemory::kThrow);
-    const std::vector<FilePiece> files = format.OutputFiles(*request);
-    if (!StaysOnThread(request->file_bytes.output)) {
-      // std::function requires a copyable callable.
-      const auto held = std::make_shared<std::unique_ptr<Request>>(std::move(request));
-      try {
-        return CopyPieces(workers, {}, files, [held, then](const Status& copied) {
-          if (!copied.ok()) (*held)->status = copied;
-          then(std::move(*held));
-        });
-      } catch (const std::bad_alloc&) {
-        request = std::move(*held);
-        throw;
-      }
+  // std::function requires a copyable callable.
+  const auto held = std::make_shared<std::unique_ptr<Request>>(std::move(request));
+  const auto end = [held, then](const Status& copied) {
+    if (!copied.ok()) (*held)->status = copied;
+    then(std::move(*held));
+  };
+  bool passed_on = false;
+  const Status copied = OrOutOfMemory([&]() -> Status {
+    const std::vector<FilePiece> files = format.OutputFiles(**held);
+    if (!StaysOnThread((*held)->file_bytes.output)) {
+      CopyPieces(workers, {}, files, end);
+      passed_on = true;
+      return Status();
     }
-    for (const FilePiece& file : files) {
-      request->status = file.Copy();
-      if (!request->status.ok()) break;
-    }
-  } catch (const std::bad_alloc&) {
-    request->status = ResourceExhausted("no memory for the answer");
-  }
-  then(std::move(request));
+    for (const FilePiece& file : files) ATTEND_RETURN_IF_ERROR(file.Copy());
+    return Status();
+  });
+  if (!passed_on) end(copied);
 }
 
 int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& refusal) {

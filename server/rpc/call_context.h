@@ -7,15 +7,13 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <list>
 #include <memory>
-#include <set>
 #include <string>
 
 #include "kernels/util/mutex.h"
 #include "server/auth/caller.h"
 #include "server/engine/engine.h"
-#include "server/limits/connection_holds.h"
 #include "server/limits/tenant_limits.h"
 #include "server/log/access_log.h"
 #include "server/log/logging.h"
@@ -25,11 +23,10 @@
 #include "server/rpc/chunked_registry.h"
 #include "server/rpc/load_report.h"
 #include "server/rpc/request_reader.h"
+#include "server/rpc/wire_call.h"
 #include "server/trace/tracer.h"
 #include "server/util/worker_threads.h"
-#include "server/wire/answer_watch.h"
 #include "server/wire/message_format.h"
-#include "server/wire/wire_call.h"
 
 namespace attend {
 
@@ -47,18 +44,20 @@ class OpenCall {
   // Ends the call, as its next request would, if its caller has lost rights it had when the call
   // began. Accepted requests are answered first.
   virtual void Recheck() = 0;
+
+ private:
+  friend class OpenStreams;
+  // Its entry, made here so that OpenStreams::Add cannot fail.
+  std::list<OpenCall*> entry_{this};
+  std::list<OpenCall*>::iterator at_;  // in OpenStreams
 };
 
 // The calls that stay open between requests. Thread-safe.
 class OpenStreams {
  public:
-  // A preallocated entry, so that Add cannot fail once the stream exists.
-  using Place = std::set<OpenCall*>::node_type;
-  static Place MakePlace();
-
   // Returns whether streams must end: then the caller must end this one before it accepts anything.
-  bool Add(Place place, OpenCall* stream);
-  // Call before the stream is destroyed.
+  bool Add(OpenCall* stream);
+  // Call once, before the stream is destroyed.
   void Remove(OpenCall* stream);
   // Ends every stream, present or future, with UNAVAILABLE once its last response has left.
   void EndAll();
@@ -69,7 +68,7 @@ class OpenStreams {
 
  private:
   Mutex mutex_;
-  std::set<OpenCall*> streams_ ATTEND_GUARDED_BY(mutex_);
+  std::list<OpenCall*> streams_ ATTEND_GUARDED_BY(mutex_);
   bool ending_ ATTEND_GUARDED_BY(mutex_) = false;
 };
 
@@ -81,7 +80,6 @@ struct ServiceContext {
   WorkerThreads& workers;
   CallQueue& queue;  // for small calls
   ChunkedRegistry& chunked;
-  AnswerWatch& answers;
   const Clock& clock;
   Logger& logger;
   TenantLimits& limits;
@@ -89,12 +87,9 @@ struct ServiceContext {
   // Fills in what the caller may know about the server.
   std::function<void(const Caller&, v1::GetServerInfoResponse*)> fill_info;
   const Authenticator* authenticator;  // null: callers are not authenticated
-  // Tenants of Unix sockets that are bound to one, by the part of the peer before the last colon.
-  std::map<std::string, int, std::less<>> socket_tenants;
-  AccessLog* access_log;         // null: off
-  Tracer* tracer;                // null: off
-  ConnectionHolds* connections;  // null: not counted
-  LoadMeter* load;               // null: off
+  AccessLog* access_log;               // null: off
+  Tracer* tracer;                      // null: off
+  LoadMeter* load;                     // null: off
   std::string server_id;
 
   OpenStreams streams{};
@@ -107,7 +102,7 @@ struct ServiceContext {
 
 // Makes a request for a message that has just arrived on `responder`'s call.
 std::unique_ptr<Request> NewRequest(ServiceContext& context, Responder& responder,
-                                    TimePoint deadline);
+                                    TimePoint deadline, const Caller& caller);
 // Counts and logs the end of a request. `total_ns` is the time since its arrival. The transport
 // reports a client's deadline as a cancellation, so a cancellation at the deadline becomes
 // DEADLINE_EXCEEDED, as in the client: this may change the request's status. Keep the span until
@@ -123,6 +118,21 @@ void WriteFiles(WorkerThreads& workers, const MessageFormat& format,
                 std::unique_ptr<Request> request,
                 const std::function<void(std::unique_ptr<Request>)>& then);
 
+// How a request is answered.
+struct RequestEnd {
+  Status status;
+  OutMessage answer{};    // if it is OK
+  Refusal refusal{};      // if not
+  std::string answer_id;  // MessageFormat::AnswerId
+  std::unique_ptr<OpenSpan> span;
+};
+// RecordEnd, and the answer. If the request has failed, its memory is free before the client learns
+// of it and retries.
+RequestEnd EndRequest(ServiceContext& context, std::unique_ptr<Request> request,
+                      const WireCall& call, const CallFacts& facts, const MessageFormat& format);
+// Counts and logs a call that ends with `status` without a request. Returns the status.
+Status RecordRefused(ServiceContext& context, Status status, const WireCall& call,
+                     const CallFacts& facts, Transport transport = Transport::kInline);
 // How long the client of a refused request should wait before a retry; 0: a retry cannot help.
 int64_t RetryAfterMs(const ServiceContext& context, Code code, const Refusal& refusal);
 // Sends that delay and the machine-readable details of a refusal to the client.

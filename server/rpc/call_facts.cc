@@ -2,8 +2,6 @@
 
 #include "server/rpc/call_facts.h"
 
-#include <string>
-
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_context.h"
 
@@ -14,8 +12,14 @@ void Tell(const TraceParent& span, const WireCall& call) {
   if (span.valid()) call.AddInitialMetadata(kTraceParentKey, FormatTraceParent(span));
 }
 
-void TellServer(const ServiceContext& context, const WireCall& call) {
+CallFacts Begin(const ServiceContext& context, std::string_view method, const Caller& caller,
+                const WireCall& call) {
   TryAllocating([&] { call.AddInitialMetadata("attend-server-id", context.server_id); });
+  CallFacts facts;
+  facts.method = method;
+  facts.began = context.clock.Now();
+  facts.caller = caller;
+  return facts;
 }
 
 }  // namespace
@@ -33,12 +37,8 @@ TraceParent ParentOf(const WireCall& call) {
 
 CallFacts ReadFacts(ServiceContext& context, std::string_view method, const Caller& caller,
                     const WireCall& call) {
-  TellServer(context, call);
   TellLoad(context, call);
-  CallFacts facts;
-  facts.method = method;
-  facts.began = context.clock.Now();
-  facts.caller = caller;
+  CallFacts facts = Begin(context, method, caller, call);
   if (context.access_log == nullptr && context.tracer == nullptr) return facts;
   facts.read = true;
   TryAllocating([&] { facts.parent = ParentOf(call); });  // on failure the trace ends here
@@ -61,11 +61,7 @@ CallFacts FactsOf(ServiceContext& context, std::string_view method, const Caller
 
 CallFacts FactsOfStream(ServiceContext& context, std::string_view method, const Caller& caller,
                         const WireCall& call) {
-  TellServer(context, call);
-  CallFacts facts;
-  facts.method = method;
-  facts.began = context.clock.Now();
-  facts.caller = caller;
+  CallFacts facts = Begin(context, method, caller, call);
   facts.stream = facts.read = true;
   TryAllocating([&] {
     facts.parent = ParentOf(call);

@@ -8,8 +8,8 @@
 
 #include "kernels/util/clock.h"
 #include "server/auth/caller.h"
+#include "server/rpc/wire_call.h"
 #include "server/trace/trace_parent.h"
-#include "server/wire/wire_call.h"
 
 namespace attend {
 

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cassert>
-#include <new>
 #include <span>
 #include <string>
 
@@ -37,10 +36,6 @@ class Fields {
 
 int64_t Microseconds(TimePoint from, TimePoint to) { return NanosecondsBetween(from, to) / 1000; }
 
-const std::string& TenantName(const ServiceContext& context, int tenant) {
-  return context.engine.options().tenants.list()[tenant].name;
-}
-
 void AddProblem(const Request& request, Fields& fields) {
   const Problem& problem = request.attention.problem;
   if (problem.dim == 0) return;  // refused before it was parsed
@@ -60,29 +55,37 @@ void AddBytes(const TensorBytes& bytes, Fields& fields) {
   fields.Add("bytes_out", bytes.out);
 }
 
-void AddCaller(const Caller& caller, Fields& fields) {
-  if (caller.name != nullptr) fields.Add("caller", *caller.name);
-}
-
 bool WantsLine(ServiceContext& context, const Status& status, int64_t total_ns) {
   const uint64_t number = context.small_calls.fetch_add(1, std::memory_order_relaxed);
   return context.access_log != nullptr && context.access_log->Wants(number, !status.ok(), total_ns);
 }
 
-// The ids of a call's trace as text that fields can refer to.
-struct TraceText {
-  TraceText(const CallFacts& facts, const WireCall& call) {
+// A call's names as text that fields can refer to.
+struct CallText {
+  CallText(const ServiceContext& context, const CallFacts& facts, const WireCall& call)
+      : tenant(context.engine.options().tenants.list()[facts.caller.tenant].name),
+        caller(facts.caller.name.get()),
+        peer(call.Peer()) {
     const TraceParent from = facts.read ? facts.parent : ParentOf(call);
     const TraceParent& any = facts.own.valid() ? facts.own : from;
     if (any.valid()) trace = TraceIdText(any);
     if (facts.own.valid()) own = SpanIdText(facts.own.span);
     if (from.valid()) parent = SpanIdText(from.span);
   }
-  void Add(Fields& fields) const {
+  void AddWho(Fields& fields) const {
+    fields.Add("tenant", tenant);
+    if (caller != nullptr) fields.Add("caller", *caller);
+    fields.Add("peer", peer);
+  }
+  void AddTrace(Fields& fields) const {
     if (!trace.empty()) fields.Add("trace_id", trace);
     if (!own.empty()) fields.Add("span_id", own);
     if (!parent.empty()) fields.Add("parent_span_id", parent);
   }
+
+  const std::string& tenant;
+  const std::string* const caller;  // null: not authenticated
+  const std::string& peer;
   std::string trace, own, parent;
 };
 
@@ -109,6 +112,23 @@ void AddStatus(const Status& status, Fields& fields) {
   fields.Add("error", std::string_view(status.message()).substr(0, kErrorBytesMax));
 }
 
+void AddCall(const CallText& text, const CallFacts& facts, Fields& fields) {
+  text.AddTrace(fields);
+  text.AddWho(fields);
+  fields.Add("method", facts.method.substr(0, kMethodBytesMax));
+}
+
+// Logs the event of a call that has failed.
+void LogFailure(Logger& logger, const char* event, const Status& status, const CallText& text,
+                Fields& fields) {
+  const std::string_view code = CodeName(status.code());
+  fields.Add("code", code);
+  fields.Add("error", status.message());
+  text.AddWho(fields);
+  text.AddTrace(fields);
+  logger.LogGathered(LogLevel::warn, event, fields.get(), code);
+}
+
 }  // namespace
 
 void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
@@ -119,18 +139,12 @@ void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
   const bool line =
       context.access_log != nullptr && context.access_log->Wants(request.id, !ok, total_ns);
   if (!event && !line) return;
-  const std::string& tenant = TenantName(context, request.tenant);
-  const std::string peer = call.Peer();  // builds a string, so only for a line
-  const TraceText trace(facts, call);
+  const CallText text(context, facts, call);
   if (line) {
     Fields fields;
     fields.Add("id", request.id);
     fields.Add("request_id", request.request_id);
-    trace.Add(fields);
-    fields.Add("tenant", tenant);
-    AddCaller(facts.caller, fields);
-    fields.Add("peer", peer);
-    fields.Add("method", facts.method.substr(0, kMethodBytesMax));
+    AddCall(text, facts, fields);
     fields.Add("transport", TransportName(request.transport));
     AddStatus(request.status, fields);
     AddProblem(request, fields);
@@ -142,28 +156,19 @@ void LogEnd(ServiceContext& context, const Request& request, int64_t total_ns,
   Fields fields;
   fields.Add("id", request.id);
   fields.Add("request_id", request.request_id);
-  const std::string_view code = CodeName(request.status.code());
-  std::string problem;
-  if (ok) {
-    problem = Describe(request.attention.problem) + (request.backward ? " backward" : "");
-    fields.Add("tenant", tenant);
-    fields.Add("problem", problem);
-    fields.Add("kernel", KernelName(request.selection.kernel));
-    fields.Add("device", request.device_name);
-    fields.Add("batch_requests", request.batch_requests);
-    fields.Add("queue_us", Microseconds(request.enqueued, request.started));
-    fields.Add("kernel_us", request.kernel_ns / 1000);
-    fields.Add("total_us", total_ns / 1000);
-  } else {
-    fields.Add("code", code);
-    fields.Add("error", request.status.message());
-    fields.Add("tenant", tenant);
-  }
-  AddCaller(facts.caller, fields);
-  fields.Add("peer", peer);
-  trace.Add(fields);
-  context.logger.LogGathered(level, ok ? "request done" : "request failed", fields.get(),
-                             ok ? std::string_view() : code);
+  if (!ok) return LogFailure(context.logger, "request failed", request.status, text, fields);
+  const std::string problem =
+      Describe(request.attention.problem) + (request.backward ? " backward" : "");
+  fields.Add("problem", problem);
+  fields.Add("kernel", KernelName(request.selection.kernel));
+  fields.Add("device", request.device_name);
+  fields.Add("batch_requests", request.batch_requests);
+  fields.Add("queue_us", Microseconds(request.enqueued, request.started));
+  fields.Add("kernel_us", request.kernel_ns / 1000);
+  fields.Add("total_us", total_ns / 1000);
+  text.AddWho(fields);
+  text.AddTrace(fields);
+  context.logger.LogGathered(level, "request done", fields.get());
 }
 
 void LogRefused(Logger& logger, AccessLog* access_log, const Status& status,
@@ -186,31 +191,18 @@ void LogEnd(ServiceContext& context, const Status& status, const SmallCallEnd& e
   context.metrics.RecordSmallCall(facts.caller.tenant, status.code());
   context.metrics.RecordRejection(RejectionOf(status));
   if (!event && !line) return;
-  const std::string& tenant = TenantName(context, facts.caller.tenant);
-  const std::string peer = call.Peer();
-  const TraceText trace(facts, call);
+  const CallText text(context, facts, call);
   if (line) {
     Fields fields;
-    trace.Add(fields);
-    fields.Add("tenant", tenant);
-    AddCaller(facts.caller, fields);
-    fields.Add("peer", peer);
-    fields.Add("method", facts.method.substr(0, kMethodBytesMax));
+    AddCall(text, facts, fields);
     AddStatus(status, fields);
     AddBytes({end.request_bytes, end.response_bytes}, fields);
     fields.Add("total_us", total_ns / 1000);
     context.access_log->Write(fields.get());
   }
   if (!event) return;
-  const std::string_view code = CodeName(status.code());
   Fields fields;
-  fields.Add("code", code);
-  fields.Add("error", status.message());
-  fields.Add("tenant", tenant);
-  AddCaller(facts.caller, fields);
-  fields.Add("peer", peer);
-  trace.Add(fields);
-  context.logger.LogGathered(LogLevel::warn, end.event, fields.get(), code);
+  LogFailure(context.logger, end.event, status, text, fields);
 }
 
 }  // namespace attend

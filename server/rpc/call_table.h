@@ -1,44 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The served methods, by path. Each service adds its own; h2_calls.h dispatches to them.
+// The served methods, by path, as the transport calls them. Each service adds its own. For a call
+// with tensors, the caller is checked before any message is read.
 
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
+#include <utility>
 
-#include "kernels/util/status.h"
-#include "server/rpc/service_call.h"
+#include "server/rpc/call_context.h"
 #include "server/transport/server_call.h"
-#include "server/wire/message_format.h"
 
 namespace attend {
 
-struct CallTable {
-  // Unary calls with tensors.
-  struct Data {
-    const MessageFormat* format = nullptr;
-    Pass pass = Pass::kForward;
-  };
-  // Answers a call with one small message each way.
-  using Small = std::function<void(ServiceCall::Wire)>;
-  // Begins a stream and returns its handler.
-  using Stream = std::function<CallHandler*(ServerCall&)>;
+class CallTable final : public CallMethods {
+ public:
+  // Begins a call, of which only the headers have arrived, and returns its handler. May throw
+  // std::bad_alloc.
+  using Starter = std::function<CallHandler*(ServerCall&)>;
 
-  std::map<std::string, Data> data;
-  std::map<std::string, Small> small;
-  std::map<std::string, Stream> streams;
+  // Twice the size of the largest message without tensors.
+  static constexpr MessageBound kSmall{int64_t{128} << 10};
+  // For methods that need no credentials, and unknown ones.
+  static constexpr MessageBound kOpen{4096};
+  // Twice the method's limit, so that it can refuse a message slightly too long with a precise
+  // error.
+  static MessageBound Twice(int64_t bytes, const char* origin) {
+    return 2 * bytes > kSmall.bytes ? MessageBound{2 * bytes, origin} : kSmall;
+  }
+
+  // `context` must outlive the calls, as must whatever the methods use.
+  explicit CallTable(ServiceContext& context) : context_(context) {}
+
+  // A longer message than `bound` is refused by its length prefix, before any of it is buffered.
+  void Add(const std::string& path, MessageBound bound, Starter starter) {
+    methods_[path] = {bound, std::move(starter)};
+  }
+  // For a call with a request.
+  void AddLarge(const std::string& path, Starter starter) {
+    Add(path, Twice(context_.reader.message_bytes_max(), "twice --max-request-bytes"),
+        std::move(starter));
+  }
+  ServiceContext& context() const { return context_; }
+
+  MessageBound MessageBoundOf(std::string_view path) const override;
+  CallHandler* Begin(ServerCall& call) override;
+  // Plans, so that requests that arrived together run together.
+  void OnTaken() override { context_.engine.PlanNow(); }
+
+ private:
+  struct Method {
+    MessageBound bound;
+    Starter starter;
+  };
+
+  ServiceContext& context_;
+  std::map<std::string, Method, std::less<>> methods_;
 };
-
-// Adds the method whose request type is In. `answer` and `may` are as in ServiceCall::Run.
-// `context` and `method` must outlive every call.
-template <class In, class Out, class Answer, class May = ServiceCall::Anyone>
-void AddSmall(ServiceContext& context, const ServiceMethod& method, Answer answer, CallTable& table,
-              May may = May()) {
-  table.small[MethodOf<In>()] = [&context, &method, answer, may](ServiceCall::Wire wire) {
-    ServiceCall::Run<In, Out>(context, method, std::move(wire), answer, may);
-  };
-}
 
 }  // namespace attend

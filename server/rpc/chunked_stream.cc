@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Advance is a loop: it determines the next step under the mutex and performs it after unlocking,
-// until there is none. Any thread that has changed the state of the stream or its transfer calls
-// it. Concurrent calls are harmless, because a step is marked as begun (`reading_`, `writing_`,
-// `finished_`) under the same lock.
+// Any thread that has changed the state of the stream or its transfer calls Advance. Concurrent
+// calls are harmless, because what has begun is marked (`reading_`, `writing_`, `finished_`) under
+// the lock.
 
 #include "server/rpc/chunked_stream.h"
 
@@ -22,102 +21,58 @@
 namespace attend {
 namespace {
 
-constexpr std::string_view kMethod = "/attend.v1.AttentionService/AttendChunked";
+constexpr char kMethod[] = "/attend.v1.AttentionService/AttendChunked";
 constexpr char kNoFirstMessage[] = "the stream ended before its first message";
 
 }  // namespace
 
-CallHandler* ChunkedStream::Open(ServiceContext& context, ServerCall& call) {
-  H2Wire wire(call);
-  const auto make = [&](const Caller& caller, CountHold hold) {
-    const std::shared_ptr<ChunkedStream> stream(new ChunkedStream(
-        context, ReadFacts(context, kMethod, caller, wire), std::move(wire), std::move(hold)));
-    stream->self_ = stream;
-    stream->watched_->Join(context.answers, stream->wire_);
-    return stream.get();
-  };
-  return BeginStream(context, kMethod, wire, make);
+void ChunkedStream::Add(CallTable& table) {
+  ServiceContext& context = table.context();
+  const MessageBound bound = CallTable::Twice(context.chunked.options().chunk_bytes_max,
+                                              "twice GetServerInfo's limits.chunk_bytes_max");
+  table.Add(kMethod, bound, [&context](ServerCall& call) {
+    WireCall wire(call);
+    return BeginStream(context, kMethod, wire, [&](const Caller& caller, CountHold hold) {
+      return Own(std::shared_ptr<ChunkedStream>(new ChunkedStream(
+          context, ReadFacts(context, kMethod, caller, wire), std::move(wire), std::move(hold))));
+    });
+  });
 }
 
 void ChunkedStream::Advance() {
-  for (;;) {
-    Step step;
-    Status end;
-    Refusal refusal;
-    {
-      const MutexLock lock(mutex_);
-      step = NextLocked();
-      if (step == Step::kNone) return;
-      if (step == Step::kFinish) {
-        end = end_;
-        refusal = end_refusal_;
-      } else {
-        ++starting_;
-      }
-    }
-    if (step == Step::kFinish) return End(end, refusal);
-    if (step == Step::kRead) wire_.Read();
-    if (step == Step::kWrite) {
-      watched_->Hold(1);  // until OnWritten
-      wire_.Write(std::move(outgoing_));
-    }
-    if (step == Step::kCancel) wire_.Cancel();
-    const MutexLock lock(mutex_);
-    --starting_;
-  }
+  const MutexLock lock(mutex_);
+  AdvanceLocked();
 }
 
-ChunkedStream::Step ChunkedStream::NextLocked() {
-  if (finished_) return Step::kNone;
-  if (!transfer_) {
-    if (!refusal_.ok()) {
-      if (starting_ > 0) return Step::kNone;
-      finished_ = true;
-      end_ = refusal_;
-      return Step::kFinish;
-    }
-    if (asked_) return Step::kNone;
-    asked_ = reading_ = true;
-    return Step::kRead;
-  }
-  const Step write = NextWriteLocked();
-  if (write != Step::kNone) return write;
-  if (finished_ || reading_ || half_closed_ || unplaced_ >= thresholds::kUnplacedChunksMax)
-    return Step::kNone;
-  if (!transfer_->WantsBytes()) return Step::kNone;
+void ChunkedStream::AdvanceLocked() {
+  if (finished_) return;
+  if (!transfer_ && !refusal_.ok()) return EndLocked(refusal_, {});
+  if (transfer_) WriteLocked();
+  const bool wanted = transfer_ ? !finished_ && !half_closed_ && transfer_->WantsBytes() &&
+                                      unplaced_ < thresholds::kUnplacedChunksMax
+                                : !std::exchange(asked_, true);
+  if (!wanted || reading_) return;
   reading_ = true;
-  return Step::kRead;
+  wire_.Read();
 }
 
-ChunkedStream::Step ChunkedStream::NextWriteLocked() {
+void ChunkedStream::WriteLocked() {
   if (writing_) {
     // A chunk that is not read would keep a failed request's answer in memory.
-    if (!writing_chunk_ || aborted_ || !transfer_->CutsOff()) return Step::kNone;
-    aborted_ = true;
-    return Step::kCancel;
+    if (writing_chunk_ && transfer_->CutsOff() && !std::exchange(aborted_, true)) wire_.Cancel();
+    return;
   }
   // Only if it can write, because the transfer relies on everything it hands out being written.
-  StreamStep step = transfer_->Next(first_, granted_, watched_);
-  switch (step.kind) {
-    case StreamStep::Kind::kNone:
-      return Step::kNone;
-    case StreamStep::Kind::kWrite:
-      granted_ = true;
-      writing_ = true;
-      writing_chunk_ = step.chunk;
-      outgoing_ = std::move(step.message);
-      return Step::kWrite;
-    case StreamStep::Kind::kFinish:
-      if (starting_ > 0) return Step::kNone;  // the thread in the wire checks again afterwards
-      finished_ = true;
-      end_ = std::move(step.status);
-      end_refusal_ = std::move(step.refusal);
-      return Step::kFinish;
-  }
-  return Step::kNone;
+  StreamStep step = transfer_->Next(first_, granted_);
+  if (step.finish) return EndLocked(step.status, step.refusal);
+  if (!step.write) return;
+  granted_ = writing_ = true;
+  writing_chunk_ = step.chunk;
+  wire_.Write(*std::move(step.write));
 }
 
-void ChunkedStream::End(const Status& status, const Refusal& refusal) {
+void ChunkedStream::EndLocked(const Status& status, const Refusal& refusal) {
+  finished_ = true;
   AddRefusal(context_, status.code(), refusal, wire_);
   hold_.Release();  // before the client learns of the end and opens another stream
   wire_.End(status);
@@ -135,33 +90,26 @@ void ChunkedStream::RefuseLocked(Status status) {
   if (!transfer_ && refusal_.ok()) refusal_ = std::move(status);
 }
 
-void ChunkedStream::EndWhenIdle() {
-  TransferRef transfer;
-  {
-    const MutexLock lock(mutex_);
-    if (TakesFirstLocked()) return;  // a header is refused as usual; a token joins
-    transfer = transfer_;
-    RefuseLocked(Draining());
-  }
-  if (transfer) return transfer->FailUpload(Draining());
-  Advance();
-}
+void ChunkedStream::EndWhenIdle() { EndUpload(Draining()); }
 
 void ChunkedStream::Recheck() {
   {
     const MutexLock lock(mutex_);
     if (finished_ || !refusal_.ok()) return;
   }
-  const Status may = caller_.Check();
-  if (may.ok()) return;
+  if (const Status may = caller_.Check(); !may.ok()) EndUpload(may);
+}
+
+void ChunkedStream::EndUpload(const Status& why) {
   TransferRef transfer;
   {
     const MutexLock lock(mutex_);
-    if (TakesFirstLocked()) return;  // SetTransfer checks again
+    // A header is refused as usual; a token joins, and SetTransfer checks the caller again.
+    if (TakesFirstLocked()) return;
     transfer = transfer_;
-    RefuseLocked(may);
+    RefuseLocked(why);
   }
-  if (transfer) return transfer->FailUpload(may);
+  if (transfer) return transfer->FailUpload(why);
   Advance();
 }
 
@@ -177,14 +125,12 @@ bool ChunkedStream::TakeRead(bool message, TransferRef& transfer) {
 }
 
 void ChunkedStream::OnMessage(InMessage message) {
-  const std::shared_ptr<ChunkedStream> self = shared_from_this();
   TransferRef transfer;
   if (!TakeRead(true, transfer)) return;
   transfer ? TakeChunk(std::move(message)) : TakeFirst(std::move(message));
 }
 
 void ChunkedStream::OnHalfClose() {
-  const std::shared_ptr<ChunkedStream> self = shared_from_this();
   TransferRef transfer;
   if (!TakeRead(false, transfer)) return;
   if (!transfer) return EndUnread();
@@ -196,7 +142,7 @@ void ChunkedStream::OnHalfClose() {
 void ChunkedStream::TakeFirst(InMessage message) {
   if (StaysOnThread(message.size())) return ParseFirst(std::move(message));
   const auto held = std::make_shared<InMessage>(std::move(message));
-  context_.workers.Post([self = shared_from_this(), held] { self->ParseFirst(std::move(*held)); });
+  context_.workers.Post([self = Ref(this), held] { self->ParseFirst(std::move(*held)); });
 }
 
 void ChunkedStream::EndUnread() {
@@ -212,13 +158,8 @@ void ChunkedStream::EndUnread() {
 // arrived on other streams. Then there was no request. Which it was is known only in OnDone.
 void ChunkedStream::RecordUnread() {
   if (wire_.Cancelled()) return;
-  Request request;
-  SetCaller(facts_.caller, request);
-  request.id = context_.next_id.fetch_add(1, std::memory_order_relaxed);
-  request.received = context_.clock.Now();
-  request.transport = Transport::kChunked;
-  request.status = InvalidArgument(kNoFirstMessage);
-  RecordEnd(context_, request, 0, 0, wire_, facts_);
+  (void)RecordRefused(context_, InvalidArgument(kNoFirstMessage), wire_, facts_,
+                      Transport::kChunked);
 }
 
 void ChunkedStream::ParseFirst(InMessage message) {
@@ -235,8 +176,8 @@ void ChunkedStream::ParseFirst(InMessage message) {
 void ChunkedStream::BeginTransfer(std::shared_ptr<FirstMessage> first, Status parsed) {
   CallFacts facts = facts_;
   GiveSpan(context_, facts, wire_);  // the request's span; joining streams have none
-  const TransferRef transfer = TransferRef::Adopt(
-      new ChunkedTransfer(context_, facts, wire_, wire_.Deadline(), shared_from_this()));
+  const auto transfer =
+      std::make_shared<ChunkedTransfer>(context_, facts, wire_, wire_.Deadline(), Ref(this));
   SetTransfer(transfer, true);
   context_.workers.Post(
       [transfer, first, parsed = std::move(parsed)] { transfer->Begin(*first, parsed); });
@@ -248,9 +189,9 @@ void ChunkedStream::JoinTransfer(const std::string& token) {
   // stream is ignored.
   const bool anothers =
       transfer && facts_.caller.authenticated() && transfer->tenant() != facts_.caller.tenant;
-  if (anothers) transfer = TransferRef();
-  Status status = transfer ? transfer->Join(shared_from_this())
-                           : Status(Code::kNotFound, "no request has this token");
+  if (anothers) transfer = nullptr;
+  Status status =
+      transfer ? transfer->Join(Ref(this)) : Status(Code::kNotFound, "no request has this token");
   if (status.ok()) return SetTransfer(transfer, false);
   const std::string_view code = CodeName(status.code());
   context_.logger.Log(LogLevel::warn, "stream refused",
@@ -260,15 +201,17 @@ void ChunkedStream::JoinTransfer(const std::string& token) {
 
 void ChunkedStream::SetTransfer(TransferRef transfer, bool first) {
   bool cancelled = false;
+  Status may;
   {
     const MutexLock lock(mutex_);
     transfer_ = transfer;
     first_ = first;
     cancelled = cancelled_;
+    may = caller_.Check();  // under the lock: otherwise the transfer may end the call meanwhile
   }
   if (cancelled) {
     transfer->FailCancelled();
-  } else if (const Status may = caller_.Check(); !may.ok()) {
+  } else if (!may.ok()) {
     transfer->FailUpload(may);
   }
   Advance();
@@ -307,7 +250,7 @@ void ChunkedStream::PlaceChunk(std::shared_ptr<ChunkMessage> chunk, int64_t mess
   }
   chunk->Own();
   const std::vector<HostPiece> pieces = chunk->Pieces(place.data);
-  CopyPieces(context_.workers, pieces, [self = shared_from_this(), chunk, place, bytes]() mutable {
+  CopyPieces(context_.workers, pieces, [self = Ref(this), chunk, place, bytes]() mutable {
     chunk.reset();
     if (place.copy != nullptr) place.copy->Arrived(place.data, bytes);
     self->ChunkPlaced(bytes);
@@ -324,8 +267,6 @@ void ChunkedStream::ChunkPlaced(int64_t bytes) {
 }
 
 void ChunkedStream::OnWritten(bool ok) {
-  const std::shared_ptr<ChunkedStream> self = shared_from_this();
-  watched_->Release(1);
   bool chunk;
   {
     const MutexLock lock(mutex_);
@@ -341,7 +282,6 @@ void ChunkedStream::OnWritten(bool ok) {
 }
 
 void ChunkedStream::OnCancel() {
-  const std::shared_ptr<ChunkedStream> self = shared_from_this();
   TransferRef transfer;
   {
     const MutexLock lock(mutex_);
@@ -356,7 +296,6 @@ void ChunkedStream::OnCancel() {
 }
 
 void ChunkedStream::OnDone() {
-  watched_->Leave();
   bool unread = false;
   TransferRef transfer;
   {
@@ -367,7 +306,7 @@ void ChunkedStream::OnDone() {
   if (unread) RecordUnread();
   context_.streams.Remove(this);
   if (transfer) transfer->Leave(this);
-  self_.reset();
+  SharedHandler::OnDone();
 }
 
 }  // namespace attend

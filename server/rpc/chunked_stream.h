@@ -16,27 +16,26 @@
 // 3  RefuseLocked: the call was cancelled, the server drains, the caller lost its right, or there
 //    is no first message.
 // 4  JoinTransfer: no transfer of the caller's tenant has the token, or it accepts no more streams.
-// 5  NextWriteLocked: the transfer lets the stream finish (chunked_transfer.h), and no write is in
+// 5  WriteLocked: the transfer lets the stream finish (chunked_transfer.h), and no write is in
 //    progress.
-// 6  NextLocked.
+// 6  AdvanceLocked.
 //
-// A stream finishes only when no thread is calling its wire. A cancellation while the first message
-// is in hand is passed on to its transfer. While carrying, reads and writes are independent:
+// A cancellation while the first message is in hand is passed on to its transfer. While carrying,
+// reads and writes are independent:
 //
 //   reads    idle --a--> reading --b--> placing --c--> done      (each chunk)
 //   writes   idle --d--> writing --e--> idle
 //
-// a  NextLocked: the transfer wants bytes, the client has not half-closed, and fewer than two
+// a  AdvanceLocked: the transfer wants bytes, the client has not half-closed, and fewer than two
 //    chunks are being placed.
 // b  PlaceChunk: the chunk's bytes are reserved, so the next read may start. An unwanted or invalid
 //    chunk is dropped here.
 // c  ChunkPlaced: the bytes are copied, and the transfer counts them.
-// d  NextWriteLocked: the transfer has a grant, the answer's header or a chunk for this stream.
+// d  WriteLocked: the transfer has a grant, the answer's header or a chunk for this stream.
 // e  OnWritten. A chunk that the client does not read is aborted by cancelling the call.
 //
 // The transport enters through the On... methods, other threads through Advance. A mutex guards the
-// state and is not held while the wire is called; `starting_` keeps the call from finishing during
-// that time. Lives until the transport is done with it and no reference is left.
+// state; the transport's functions are called with it held.
 
 #pragma once
 
@@ -45,23 +44,19 @@
 
 #include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
+#include "server/rpc/call_table.h"
 #include "server/rpc/chunked_transfer.h"
-#include "server/rpc/h2_wire.h"
 #include "server/rpc/standing_caller.h"
+#include "server/rpc/wire_call.h"
 #include "server/transport/server_call.h"
 #include "server/wire/chunk_codec.h"
 
 namespace attend {
 
-class ChunkedStream final : public CallHandler,
-                            public TransferStream,
-                            public OpenCall,
-                            public std::enable_shared_from_this<ChunkedStream> {
+class ChunkedStream final : public SharedHandler, public TransferStream, public OpenCall {
  public:
-  // Creates and begins a stream, which owns itself until OnDone. Returns the call's handler, also
-  // if the call was refused.
-  static CallHandler* Open(ServiceContext& context, ServerCall& call);
-
+  // Adds the method.
+  static void Add(CallTable& table);
   void Begin() { Advance(); }
   // TransferStream
   void Advance() override;
@@ -78,9 +73,7 @@ class ChunkedStream final : public CallHandler,
   void OnDone() override;
 
  private:
-  enum class Step { kNone, kRead, kWrite, kCancel, kFinish };
-
-  ChunkedStream(ServiceContext& context, const CallFacts& facts, H2Wire&& wire, CountHold hold)
+  ChunkedStream(ServiceContext& context, const CallFacts& facts, WireCall&& wire, CountHold hold)
       : context_(context), facts_(facts), wire_(std::move(wire)), hold_(std::move(hold)) {}
 
   // Whether the first message has arrived but has not been handled yet.
@@ -90,16 +83,19 @@ class ChunkedStream final : public CallHandler,
   // The transfer, which must be set and is kept until the stream is destroyed.
   ChunkedTransfer& transfer() {
     const MutexLock lock(mutex_);
-    return *transfer_.get();
+    return *transfer_;
   }
-  Step NextLocked() ATTEND_REQUIRES(mutex_);
-  Step NextWriteLocked() ATTEND_REQUIRES(mutex_);
-  void End(const Status& status, const Refusal& refusal);
+  // Does what the state now allows.
+  void AdvanceLocked() ATTEND_REQUIRES(mutex_);
+  void WriteLocked() ATTEND_REQUIRES(mutex_);
+  void EndLocked(const Status& status, const Refusal& refusal) ATTEND_REQUIRES(mutex_);
   // These end a stream without a transfer. After RefuseLocked, Advance() must be called. Its caller
   // must have checked under the same lock that there is no transfer and no first message in hand:
   // otherwise a request may begin that relies on the stream's call.
   void RefuseLocked(Status status) ATTEND_REQUIRES(mutex_);
   void Refuse(Status status);
+  // Ends the stream, or its transfer while bytes are missing.
+  void EndUpload(const Status& why);
   // Notes that a message, or the half-close, was read. Sets `transfer` if there is one. False: it
   // crossed the end of the call.
   bool TakeRead(bool message, TransferRef& transfer);
@@ -117,21 +113,15 @@ class ChunkedStream final : public CallHandler,
 
   ServiceContext& context_;
   const CallFacts facts_;
-  const H2Wire wire_;
+  const WireCall wire_;
   StandingCaller caller_{context_, wire_, facts_, Scope::kCompute};
-  CountHold hold_;                       // released by End
-  std::shared_ptr<ChunkedStream> self_;  // until OnDone
-  const WatchedRef watched_ = std::make_shared<WatchedCall>();
+  CountHold hold_;  // until the end
 
   Mutex mutex_;
-  OutMessage outgoing_;  // set with kWrite, for the thread that performs it
   TransferRef transfer_ ATTEND_GUARDED_BY(mutex_);  // set once
   Status refusal_ ATTEND_GUARDED_BY(mutex_);        // why the stream ends without a transfer
-  Status end_ ATTEND_GUARDED_BY(mutex_);            // set with kFinish
-  Refusal end_refusal_ ATTEND_GUARDED_BY(mutex_);
   bool first_ ATTEND_GUARDED_BY(mutex_) = false;    // it is the first stream of its transfer
   bool granted_ ATTEND_GUARDED_BY(mutex_) = false;  // its grant has been sent
-  int64_t starting_ ATTEND_GUARDED_BY(mutex_) = 0;  // threads that are calling the wire
   int64_t unplaced_ ATTEND_GUARDED_BY(mutex_) = 0;  // chunks read but not placed
   bool asked_ ATTEND_GUARDED_BY(mutex_) = false;    // the first message has been requested
   // A read is in progress, or a chunk was read and its bytes are not reserved yet.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every public function follows one pattern: change the state under the mutex, compute the single
-// consequence (Rest) there, and carry it out in Do() after unlocking. So callbacks from streams and
-// the engine cannot deadlock. The request's memory is freed only after in_hand_ has dropped to 0,
-// since copies may still be writing to it.
+// Every public function changes the state under the mutex and then calls Settle, which does what
+// follows from it after unlocking. So callbacks from streams and the engine cannot deadlock. The
+// request's memory is freed only after in_hand_ has dropped to 0, since copies may still be writing
+// to it.
 
 #include "server/rpc/chunked_transfer.h"
 
@@ -25,9 +25,8 @@ ChunkedTransfer::ChunkedTransfer(ServiceContext& context, const CallFacts& facts
                                  std::shared_ptr<TransferStream> first)
     : context_(context), facts_(facts), call_(call), deadline_(deadline) {
   streams_.push_back(std::move(first));
-  request_ = NewRequest(context_, *this, deadline);
+  request_ = NewRequest(context_, *this, deadline, facts_.caller);
   request_->transport = Transport::kChunked;
-  SetCaller(facts_.caller, *request_);
   id_ = request_->id;
 }
 
@@ -37,7 +36,6 @@ ChunkedTransfer::~ChunkedTransfer() {
 }
 
 void ChunkedTransfer::Begin(const FirstMessage& first, Status parsed) {
-  const TransferRef self(this);
   MutexLock lock(mutex_);
   Request& request = *request_;  // not shared until the header has been processed
   lock.Unlock();
@@ -61,7 +59,7 @@ Status ChunkedTransfer::Admit(const RequestMessage& header, Request& request) {
   TensorPlaces places;
   ATTEND_RETURN_IF_ERROR(
       OrOutOfMemory([&] { return context_.reader.AcceptHeader(header, request, places); }));
-  Result<std::string> token = context_.chunked.Add(*this);
+  Result<std::string> token = context_.chunked.Add(shared_from_this());
   if (!token.ok()) return token.status();
   const MutexLock lock(mutex_);
   token_ = std::move(*token);
@@ -116,33 +114,25 @@ Status ChunkedTransfer::Reserve(const ChunkMessage& chunk, ChunkPlace* place) {
 }
 
 void ChunkedTransfer::Placed(int64_t bytes) {
-  MutexLock lock(mutex_);
-  --in_hand_;
-  placed_bytes_ += bytes;
-  assert(in_hand_ >= 0 && placed_bytes_ <= places_.total_bytes());
-  if (placed_bytes_ - progress_bytes_ >= progress_step_bytes_) {
-    progress_bytes_ = placed_bytes_;
-    progress_ = context_.clock.Now();
+  {
+    const MutexLock lock(mutex_);
+    --in_hand_;
+    placed_bytes_ += bytes;
+    assert(in_hand_ >= 0 && placed_bytes_ <= places_.total_bytes());
+    if (placed_bytes_ - progress_bytes_ >= progress_step_bytes_) {
+      progress_bytes_ = placed_bytes_;
+      progress_ = context_.clock.Now();
+    }
   }
-  Rest rest;
-  if (phase_ <= Phase::kUploading && !failure_.ok()) {
-    if (in_hand_ == 0) rest = LeaveLocked();
-  } else if (phase_ == Phase::kUploading && placed_bytes_ == places_.total_bytes()) {
-    rest = LeaveLocked();
-  } else if (phase_ == Phase::kUploading && in_hand_ == 0 && open_ == 0) {
-    rest = FailUploadLocked(MissingLocked());
-  }
-  lock.Unlock();
-  Do(std::move(rest));
+  Settle();
 }
 
 void ChunkedTransfer::HalfClosed() {
-  MutexLock lock(mutex_);
-  --open_;
-  if (open_ > 0 || in_hand_ > 0 || phase_ != Phase::kUploading || !failure_.ok()) return;
-  Rest rest = FailUploadLocked(MissingLocked());
-  lock.Unlock();
-  Do(std::move(rest));
+  {
+    const MutexLock lock(mutex_);
+    --open_;
+  }
+  Settle();
 }
 
 Status ChunkedTransfer::MissingLocked() const {
@@ -151,10 +141,11 @@ Status ChunkedTransfer::MissingLocked() const {
 }
 
 void ChunkedTransfer::Fail(Status status) {
-  MutexLock lock(mutex_);
-  Rest rest = FailLocked(std::move(status));
-  lock.Unlock();
-  Do(std::move(rest));
+  {
+    const MutexLock lock(mutex_);
+    FailLocked(std::move(status));
+  }
+  Settle();
 }
 
 void ChunkedTransfer::FailCancelled() {
@@ -164,102 +155,94 @@ void ChunkedTransfer::FailCancelled() {
 }
 
 void ChunkedTransfer::FailUpload(Status status, int64_t message_bytes) {
-  MutexLock lock(mutex_);
-  if (phase_ == Phase::kUploading && request_ != nullptr) request_->message_bytes += message_bytes;
-  Rest rest = FailUploadLocked(std::move(status));
-  lock.Unlock();
-  Do(std::move(rest));
-}
-
-ChunkedTransfer::Rest ChunkedTransfer::FailUploadLocked(Status status) {
-  if (phase_ > Phase::kUploading || !failure_.ok()) return {};
-  return FailLocked(std::move(status));
+  {
+    const MutexLock lock(mutex_);
+    if (phase_ > Phase::kUploading) return;
+    if (phase_ == Phase::kUploading) request_->message_bytes += message_bytes;
+    FailLocked(std::move(status));
+  }
+  Settle();
 }
 
 void ChunkedTransfer::EndIfIdle(TimePoint now) {
-  MutexLock lock(mutex_);
-  const Duration timeout = context_.chunked.options().idle_timeout;
-  if (phase_ != Phase::kUploading || in_hand_ > 0 || now - progress_ < timeout) return;
-  Rest rest = FailLocked(Status(
-      Code::kDeadlineExceeded,
-      "fewer than " + std::to_string(progress_step_bytes_) + " bytes arrived in " +
-          std::to_string(timeout / std::chrono::milliseconds(1)) + " ms (chunked-idle-timeout); " +
-          std::to_string(places_.total_bytes() - placed_bytes_) + " of " +
-          std::to_string(places_.total_bytes()) + " bytes are missing"));
-  lock.Unlock();
-  Do(std::move(rest));
+  {
+    const MutexLock lock(mutex_);
+    const Duration timeout = context_.chunked.options().idle_timeout;
+    if (phase_ != Phase::kUploading || in_hand_ > 0 || now - progress_ < timeout) return;
+    FailLocked(Status(Code::kDeadlineExceeded,
+                      "fewer than " + std::to_string(progress_step_bytes_) + " bytes arrived in " +
+                          std::to_string(timeout / std::chrono::milliseconds(1)) +
+                          " ms (chunked-idle-timeout); " +
+                          std::to_string(places_.total_bytes() - placed_bytes_) + " of " +
+                          std::to_string(places_.total_bytes()) + " bytes are missing"));
+  }
+  Settle();
 }
 
-ChunkedTransfer::Rest ChunkedTransfer::FailLocked(Status status) {
-  if (phase_ == Phase::kEnded || !failure_.ok()) return {};
-  failure_ = std::move(status);
-  switch (phase_) {
-    case Phase::kAdmitting:  // ended by Begin's Placed()
-    case Phase::kUploading:  // a copy may still be writing: ended by the last Placed()
-      return in_hand_ == 0 ? LeaveLocked() : Rest();
-    case Phase::kRunning:
+void ChunkedTransfer::FailLocked(Status status) {
+  if (phase_ != Phase::kEnded && failure_.ok()) failure_ = std::move(status);
+}
+
+void ChunkedTransfer::Settle() {
+  std::unique_ptr<Request> leaving;
+  AnswerChunks dropped;  // freed outside the lock
+  bool cancel = false, ended = false;
+  {
+    const MutexLock lock(mutex_);
+    // A copy may still be writing: the last Placed() comes here again.
+    if (phase_ <= Phase::kUploading && in_hand_ == 0) {
+      const bool complete = placed_bytes_ == places_.total_bytes();
+      if (!complete && open_ == 0) FailLocked(MissingLocked());
+      if (complete || !failure_.ok()) {
+        phase_ = Phase::kRunning;
+        request_->status = failure_;
+        leaving = std::move(request_);
+        self_ = shared_from_this();
+      }
+    } else if (phase_ == Phase::kRunning && !failure_.ok() && !cancelled()) {
       SetCancelled();  // before Submit's last check
-      return {.kind = Rest::kCancel};
-    default:  // kAnswering
+      cancel = true;
+    } else if (phase_ == Phase::kAnswering && !failure_.ok()) {
       phase_ = Phase::kEnded;
-      return {.kind = Rest::kAdvance, .dropped = std::exchange(answer_, AnswerChunks())};
-  }
-}
-
-ChunkedTransfer::Rest ChunkedTransfer::LeaveLocked() {
-  phase_ = Phase::kRunning;
-  request_->status = failure_;
-  return {.kind = Rest::kLeave, .request = std::move(request_)};
-}
-
-void ChunkedTransfer::Do(Rest rest) {
-  switch (rest.kind) {
-    case Rest::kNone:
-      return;
-    case Rest::kLeave: {
-      const TransferRef self(this);
-      Ref();  // adopted by Finish
-      if (!rest.request->status.ok()) return Finish(std::move(rest.request));
-      return context_.reader.Submit(*this, std::move(rest.request));
+      std::swap(dropped, answer_);
+      ended = true;
     }
-    case Rest::kCancel:
-      return context_.engine.Cancel(id_);  // if it is not queued yet, Submit sees the cancellation
-    case Rest::kAdvance:
-      return AdvanceAll();
   }
+  if (cancel) context_.engine.Cancel(id_);  // if it is not queued yet, Submit sees the cancellation
+  if (ended) AdvanceAll();
+  if (leaving == nullptr) return;
+  if (!leaving->status.ok()) return Finish(std::move(leaving));
+  context_.reader.Submit(shared_from_this(), std::move(leaving));
 }
 
-StreamStep ChunkedTransfer::Next(bool first, bool granted, const WatchedRef& call) {
+StreamStep ChunkedTransfer::Next(bool first, bool granted) {
   const MutexLock lock(mutex_);
   StreamStep step;
   if (phase_ == Phase::kEnded) {
-    return {.kind = StreamStep::Kind::kFinish, .status = failure_, .refusal = refusal_};
+    return {.finish = true, .status = failure_, .refusal = refusal_};
   }
   if (phase_ == Phase::kAdmitting || !failure_.ok()) return step;
   if (!granted) {
-    step.kind = StreamStep::Kind::kWrite;
     const ChunkedOptions& options = context_.chunked.options();
-    step.message = EncodeGrant(first ? token_ : "", options.streams_max, options.chunk_bytes_max,
-                               options.idle_timeout / std::chrono::milliseconds(1));
+    step.write = EncodeGrant(first ? token_ : "", options.streams_max, options.chunk_bytes_max,
+                             options.idle_timeout / std::chrono::milliseconds(1));
     return step;
   }
   if (phase_ != Phase::kAnswering) return step;
   if (first && std::exchange(header_due_, false)) {
-    step.kind = StreamStep::Kind::kWrite;
-    step.message = std::move(header_);
+    step.write = std::move(header_);
     return step;
   }
   if (!answer_.empty()) {
-    step.kind = StreamStep::Kind::kWrite;
     step.chunk = true;
-    step.message = answer_.Next(thresholds::kAnswerChunkBytes, call);
+    step.write = answer_.Next(thresholds::kAnswerChunkBytes);
     ++writing_;
     return step;
   }
   // The first stream's status is the request's, so it finishes last.
   if (first && writing_ > 0) return step;
   if (first) phase_ = Phase::kEnded;
-  step.kind = StreamStep::Kind::kFinish;
+  step.finish = true;
   return step;
 }
 
@@ -278,9 +261,10 @@ void ChunkedTransfer::OnQueueing(uint64_t) {
 }
 
 void ChunkedTransfer::Finish(std::unique_ptr<Request> request) {
-  const TransferRef self = TransferRef::Adopt(this);  // from Do
+  TransferRef self;
   {
     const MutexLock lock(mutex_);
+    self.swap(self_);
     if (failure_.ok()) failure_ = request->status;
     request->status = failure_;
   }

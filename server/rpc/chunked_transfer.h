@@ -9,11 +9,12 @@
 //                                             +-> kEnded <---+
 //
 // 1  Admit: the header is admitted.
-// 2  LeaveLocked: all bytes are placed, and the request goes to the engine. Or it has failed, and
-//    neither the header nor a chunk is in hand: then it ends without the engine.
+// 2  Settle: all bytes are placed, and the request goes to the engine. Or it has failed, and
+// neither
+//    the header nor a chunk is in hand: then it ends without the engine.
 // 3  Finish: it was computed, and nothing has failed.
 // 4  Finish: it has failed.
-// 5  Next: the header and all chunks are written, so the first stream may finish. FailLocked: the
+// 5  Next: the header and all chunks are written, so the first stream may finish. Settle: the
 //    request has failed.
 //
 // The first failure sets failure_ at once; the phase follows by one of the arrows. In kEnded every
@@ -51,14 +52,13 @@ class TransferStream {
   virtual void Advance() = 0;
 };
 
-// The next step of a stream.
+// The next step of a stream; nothing if all are unset.
 struct StreamStep {
-  enum class Kind { kNone, kWrite, kFinish };
-  Kind kind = Kind::kNone;
-  OutMessage message{};  // kWrite
-  bool chunk = false;    // kWrite: Written() must follow
-  Status status{};       // kFinish
-  Refusal refusal{};     // with `status`
+  std::optional<OutMessage> write{};
+  bool chunk = false;  // it is one: Written() must follow
+  bool finish = false;
+  Status status{};  // with `finish`
+  Refusal refusal{};
 };
 
 // The destination of a chunk's bytes. Valid until Placed().
@@ -67,11 +67,12 @@ struct ChunkPlace {
   DeviceCopy* copy = nullptr;  // must be notified when they have arrived; null: none
 };
 
-class ChunkedTransfer final : public Call {
+class ChunkedTransfer final : public Call, public std::enable_shared_from_this<ChunkedTransfer> {
  public:
   // `first` is the stream that brought the header; `call` must live until that stream has finished.
   ChunkedTransfer(ServiceContext& context, const CallFacts& facts, const WireCall& call,
                   TimePoint deadline, std::shared_ptr<TransferStream> first);
+  ~ChunkedTransfer() override;
 
   // The owning tenant.
   int tenant() const { return facts_.caller.tenant; }
@@ -115,9 +116,8 @@ class ChunkedTransfer final : public Call {
     return phase_ == Phase::kEnded;
   }
 
-  // The stream's next write, or that it should finish. `granted`: its grant has been sent. `call`
-  // is the stream's.
-  StreamStep Next(bool first, bool granted, const WatchedRef& call);
+  // The stream's next write, or that it should finish. `granted`: its grant has been sent.
+  StreamStep Next(bool first, bool granted);
   // A result chunk has been written, or could not be.
   void Written(bool ok);
 
@@ -129,21 +129,12 @@ class ChunkedTransfer final : public Call {
  private:
   enum class Phase { kAdmitting, kUploading, kRunning, kAnswering, kEnded };
 
-  // A consequence of a state change, carried out by Do() without the lock.
-  struct Rest {
-    enum Kind { kNone, kLeave, kCancel, kAdvance };
-    Kind kind = kNone;
-    std::unique_ptr<Request> request{};  // kLeave: goes to the engine, or ends if it has failed
-    AnswerChunks dropped{};              // kAdvance: freed with this object
-  };
-
-  ~ChunkedTransfer() override;
   // `request` is request_, which stays in place while the header is in hand.
   Status Admit(const RequestMessage& header, Request& request);
-  Rest FailLocked(Status status) ATTEND_REQUIRES(mutex_);
-  Rest FailUploadLocked(Status status) ATTEND_REQUIRES(mutex_);
-  Rest LeaveLocked() ATTEND_REQUIRES(mutex_);
-  void Do(Rest rest) ATTEND_EXCLUDES(mutex_);
+  // The first failure counts.
+  void FailLocked(Status status) ATTEND_REQUIRES(mutex_);
+  // Does what follows from a change of the state.
+  void Settle() ATTEND_EXCLUDES(mutex_);
   Status MissingLocked() const ATTEND_REQUIRES(mutex_);
   void AdvanceAll();
 
@@ -182,8 +173,9 @@ class ChunkedTransfer final : public Call {
   AnswerChunks answer_ ATTEND_GUARDED_BY(mutex_);  // until all of it has been handed to streams
   int64_t writing_ ATTEND_GUARDED_BY(mutex_) = 0;  // chunks being written
   std::unique_ptr<OpenSpan> span_;                 // ends with the last stream
+  std::shared_ptr<ChunkedTransfer> self_;          // from kRunning to Finish
 };
 
-using TransferRef = CallRef<ChunkedTransfer>;
+using TransferRef = std::shared_ptr<ChunkedTransfer>;
 
 }  // namespace attend

@@ -14,7 +14,7 @@
 #include "grpc/health/v1/health.pb.h"
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_context.h"
-#include "server/rpc/h2_wire.h"
+#include "server/rpc/service_call.h"
 
 namespace attend {
 namespace {
@@ -89,7 +89,7 @@ class HealthService::Watcher final : public CallHandler {
   static Status Cancelled() { return Status(Code::kCancelled, "the call was cancelled"); }
 
   HealthService& service_;
-  const H2Wire wire_;
+  const WireCall wire_;
   bool known_ = false;  // the watched service exists
   Marks marks_;         // of its connection; may be null
   ServingStatus now_ = HealthCheckResponse::UNKNOWN;
@@ -98,9 +98,18 @@ class HealthService::Watcher final : public CallHandler {
   bool ended_ = false;
 };
 
-HealthService::HealthService(const std::vector<std::string>& services,
-                             const ConnectionHolds* connections)
-    : connections_(connections), services_([&services] {
+class HealthService::CheckCall final : public SmallCall {
+ public:
+  CheckCall(ServerCall& call, HealthService& service) : SmallCall(call), service_(service) {}
+
+ private:
+  void Take() override { Finish(service_.Check(request_, response_)); }
+
+  HealthService& service_;
+};
+
+HealthService::HealthService(const std::vector<std::string>& services, bool bounded)
+    : bounded_(bounded), services_([&services] {
         std::set<std::string> all(services.begin(), services.end());
         all.insert("");
         return all;
@@ -136,8 +145,8 @@ Status HealthService::Check(const std::string& request, std::string& response) {
 Status HealthService::Begin(Watcher& watcher, const std::string& request) {
   const Result<std::string> service = ServiceOf(request);
   if (!service.ok()) return service.status();
-  const std::string peer = watcher.wire_.Peer();
-  const Marks marks = connections_ == nullptr ? nullptr : connections_->MarksOf(peer);
+  const ConnectionHolds::Ref& holds = watcher.wire_.peer().holds;
+  const Marks marks = bounded_ && holds ? holds->marks() : nullptr;
   std::set<Watcher*> made = {&watcher};
   const MutexLock lock(mutex_);
   if (watcher.ended_) return Status();  // cancelled in the meantime
@@ -151,14 +160,13 @@ Status HealthService::Begin(Watcher& watcher, const std::string& request) {
 
 void HealthService::AddTo(CallTable& table) {
   const std::string service = "/grpc.health.v1.Health";
-  table.small[service + "/Check"] = [this](const ServiceCall::Wire& wire) {
-    wire.finish(Check(*wire.request, *wire.response));
-  };
-  table.streams[service + "/Watch"] = [this](ServerCall& call) {
+  table.Add(service + "/Check", CallTable::kOpen,
+            [this](ServerCall& call) { return SmallCall::Begin<CheckCall>(call, *this); });
+  table.Add(service + "/Watch", CallTable::kOpen, [this](ServerCall& call) {
     auto* const watcher = new Watcher(*this, call);
     watcher->Begin();
     return watcher;
-  };
+  });
 }
 
 Status HealthService::TakePlace(const Marks& marks, Watcher* watcher) {

@@ -27,16 +27,16 @@ class HealthService final {
   static constexpr int64_t kWatchesOfStrangerMax = 8;
   static constexpr int64_t kWatchesOfStrangersMax = 1024;
 
-  // Serves `services` and "", the whole server; not serving until SetServing. `connections` tells
-  // which connections are unauthenticated; null: all are trusted, without bounds. It must outlive
-  // the service.
-  HealthService(const std::vector<std::string>& services, const ConnectionHolds* connections);
+  // Serves `services` and "", the whole server; not serving until SetServing. `bounded`:
+  // connections may be unauthenticated; otherwise all are trusted, without bounds.
+  HealthService(const std::vector<std::string>& services, bool bounded);
 
   void SetServing(bool serving);  // any thread
   // This must outlive the calls.
   void AddTo(CallTable& table);
 
  private:
+  class CheckCall;
   class Watcher;
   using Marks = std::shared_ptr<ConnectionMarks>;
   struct Stranger {
@@ -54,7 +54,7 @@ class HealthService final {
   void MakeRoom() ATTEND_REQUIRES(mutex_);
   void Remove(Watcher* watcher);
 
-  const ConnectionHolds* const connections_;
+  const bool bounded_;
   const std::set<std::string> services_;
   Mutex mutex_;
   bool serving_ ATTEND_GUARDED_BY(mutex_) = false;

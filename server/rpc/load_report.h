@@ -12,7 +12,7 @@
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
-#include "server/wire/wire_call.h"
+#include "server/rpc/wire_call.h"
 
 namespace attend {
 

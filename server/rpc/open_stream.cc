@@ -8,14 +8,9 @@ Status TakeStream(ServiceContext& context, std::string_view method, const Caller
                   const WireCall& call, CountHold& hold) {
   Status status = context.limits.Take(caller.tenant, Limit::kStreams, hold);
   if (status.ok()) return status;
-  Request request;
-  request.id = context.next_id.fetch_add(1, std::memory_order_relaxed);
-  request.received = context.clock.Now();
-  SetCaller(caller, request);
-  request.status = std::move(status);
-  RecordEnd(context, request, 0, 0, call, FactsOf(context, method, caller, call));
-  AddRefusal(context, request.status.code(), request.refusal, call);
-  return request.status;
+  status = RecordRefused(context, std::move(status), call, FactsOf(context, method, caller, call));
+  AddRefusal(context, status.code(), Refusal(), call);
+  return status;
 }
 
 }  // namespace attend

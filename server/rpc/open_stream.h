@@ -13,8 +13,7 @@
 #include "server/memory/memory_reserve.h"
 #include "server/rpc/call_caller.h"
 #include "server/rpc/call_context.h"
-#include "server/rpc/h2_wire.h"
-#include "server/wire/wire_call.h"
+#include "server/rpc/wire_call.h"
 
 namespace attend {
 
@@ -27,9 +26,8 @@ Status TakeStream(ServiceContext& context, std::string_view method, const Caller
 // streams. Ends it at once if streams are not accepted any more. Returns the call's handler: the
 // stream, or a handler of the refused call.
 template <class Make>
-CallHandler* BeginStream(ServiceContext& context, std::string_view method, const H2Wire& wire,
+CallHandler* BeginStream(ServiceContext& context, std::string_view method, const WireCall& wire,
                          const Make& make, Scope scope = Scope::kCompute) {
-  OpenStreams::Place place;
   const auto generation = [&context] {
     return context.authenticator == nullptr ? 0 : context.authenticator->generation();
   };
@@ -40,12 +38,11 @@ CallHandler* BeginStream(ServiceContext& context, std::string_view method, const
     if (!caller.ok()) return caller.status();
     CountHold hold;
     ATTEND_RETURN_IF_ERROR(TakeStream(context, method, *caller, wire, hold));
-    place = OpenStreams::MakePlace();
     stream = make(*caller, std::move(hold));
     return Status();
   });
   if (!status.ok()) return RefuseCall(wire, status);
-  if (context.streams.Add(std::move(place), stream)) stream->EndWhenIdle();
+  if (context.streams.Add(stream)) stream->EndWhenIdle();
   // Rights changed before the stream was registered, so RecheckAll may have missed it.
   if (generation() != known) stream->Recheck();
   stream->Begin();

@@ -111,10 +111,10 @@ void Describe(const proto::ServerReflectionRequest& request,
 }
 
 // Answers the requests of one stream, one at a time.
-class Stream final : public CallHandler, public OpenCall {
+class Stream final : public SharedHandler, public OpenCall {
  public:
   Stream(ServiceContext& context, const std::vector<std::string>& services, const CallFacts& facts,
-         H2Wire&& wire, CountHold hold)
+         WireCall&& wire, CountHold hold)
       : context_(context),
         services_(services),
         facts_(facts),
@@ -122,11 +122,9 @@ class Stream final : public CallHandler, public OpenCall {
         hold_(std::move(hold)) {}
 
   void Begin() {
-    {
-      const MutexLock lock(mutex_);
-      begun_ = true;
-    }
-    Read();
+    const MutexLock lock(mutex_);
+    begun_ = true;
+    AdvanceLocked();
   }
   // OpenCall
   void EndWhenIdle() override { Stop(Draining()); }
@@ -136,76 +134,60 @@ class Stream final : public CallHandler, public OpenCall {
 
   // CallHandler
   void OnMessage(InMessage message) override {
-    if (!TakeRead(true)) return;
+    {
+      const MutexLock lock(mutex_);
+      if (finished_) return;  // it crossed the end of the call
+      reading_ = false;
+      answering_ = true;
+    }
     const Status posted = OrOutOfMemory([&] {
       request_ = message.Text();
-      return context_.queue.Post(facts_.caller.tenant, std::ssize(request_), [this] { Answer(); });
+      return context_.queue.Post(facts_.caller.tenant, std::ssize(request_),
+                                 [self = Ref(this)] { self->Answer(); });
     });
-    if (!posted.ok()) Fail(posted);
+    if (!posted.ok()) Answered(posted);
   }
-  void OnHalfClose() override {
-    if (TakeRead(false)) Stop(wire_.Cancelled() ? Cancelled() : Status());
-  }
-  void OnWritten(bool ok) override {
-    if (!ok) Stop(Cancelled());
-    Answered();
-    Read();
-  }
+  void OnHalfClose() override { Stop(wire_.Cancelled() ? Cancelled() : Status()); }
+  void OnWritten(bool ok) override { Answered(ok ? Status() : Cancelled()); }
   void OnCancel() override {}
   void OnDone() override {
     context_.streams.Remove(this);
-    delete this;
+    SharedHandler::OnDone();
   }
 
  private:
-  // False: the message crossed the end of the call.
-  bool TakeRead(bool message) {
-    const MutexLock lock(mutex_);
-    if (finished_) return false;
-    answering_ = message;
-    return true;
-  }
+  static Status Cancelled() { return Status(Code::kCancelled, "the call was cancelled"); }
   void Answer() {
     OutMessage answer;
     const Status status = OrOutOfMemory([&] { return Respond(answer); });
-    status.ok() ? wire_.Write(std::move(answer)) : Fail(status);
-  }
-  void Fail(const Status& status) {
-    Answered();
-    Stop(status);
-  }
-  static Status Cancelled() { return Status(Code::kCancelled, "the call was cancelled"); }
-  void Answered() {
-    const MutexLock lock(mutex_);
-    answering_ = false;
-  }
-  void Read() {
-    bool stopped;
-    {
-      const MutexLock lock(mutex_);
-      stopped = stopped_.has_value();
-    }
-    if (stopped) return Stop(Status());
-    wire_.Read();
+    status.ok() ? wire_.Write(std::move(answer)) : Answered(status);
   }
   // Ends the stream with the first status passed, once no response is in progress.
   void Stop(const Status& status) {
-    Status end;
-    bool served;
-    {
-      const MutexLock lock(mutex_);
-      if (!stopped_) stopped_ = status;
-      if (answering_ || finished_) return;
-      finished_ = true;
-      end = *stopped_;
-      // A drain refuses streams that begin after it; older ones have received all their responses.
-      served = begun_ && RejectionOf(end) == Rejection::kDraining;
-    }
-    LogEnd(context_, served ? Because(Rejection::kCounted, end) : end,
+    const MutexLock lock(mutex_);
+    if (!stopped_) stopped_ = status;
+    AdvanceLocked();
+  }
+  void Answered(const Status& status) {
+    const MutexLock lock(mutex_);
+    answering_ = false;
+    if (!status.ok() && !stopped_) stopped_ = status;
+    AdvanceLocked();
+  }
+  void AdvanceLocked() ATTEND_REQUIRES(mutex_) {
+    if (finished_ || answering_) return;
+    if (stopped_) return EndLocked(*stopped_);
+    if (!std::exchange(reading_, true)) wire_.Read();
+  }
+  void EndLocked(const Status& status) ATTEND_REQUIRES(mutex_) {
+    finished_ = true;
+    // A drain refuses streams that begin after it; older ones have received all their responses.
+    const bool served = begun_ && RejectionOf(status) == Rejection::kDraining;
+    LogEnd(context_, served ? Because(Rejection::kCounted, status) : status,
            {served ? "reflection ended" : "reflection refused", request_bytes_, response_bytes_},
            wire_, facts_);
     hold_.Release();  // before the client learns of the end and opens another stream
-    wire_.End(end);
+    wire_.End(status);
   }
   // May throw std::bad_alloc.
   Status Respond(OutMessage& answer) {
@@ -235,7 +217,7 @@ class Stream final : public CallHandler, public OpenCall {
   ServiceContext& context_;
   const std::vector<std::string>& services_;
   const CallFacts facts_;
-  const H2Wire wire_;
+  const WireCall wire_;
   StandingCaller caller_{context_, wire_, facts_, Scope::kInfo};
   CountHold hold_;  // counts against the tenant's streams
   // Used by the thread that answers, or that ends the stream when none does.
@@ -243,6 +225,7 @@ class Stream final : public CallHandler, public OpenCall {
   int64_t request_bytes_ = 0;
   int64_t response_bytes_ = 0;
   Mutex mutex_;
+  bool reading_ ATTEND_GUARDED_BY(mutex_) = false;
   bool answering_ ATTEND_GUARDED_BY(mutex_) = false;  // a message was read and is not answered yet
   std::optional<Status> stopped_ ATTEND_GUARDED_BY(mutex_);
   bool begun_ ATTEND_GUARDED_BY(mutex_) = false;
@@ -261,15 +244,15 @@ ReflectionService::ReflectionService(ServiceContext& context, std::vector<std::s
 void ReflectionService::AddTo(CallTable& table) {
   for (const char* const version : {kReflectionV1, kReflection}) {
     const std::string method = std::string("/") + version + "/ServerReflectionInfo";
-    CallTable::Stream& begin = table.streams[method];
-    begin = [this, method](ServerCall& call) {
-      H2Wire wire(call);
+    table.Add(method, CallTable::kSmall, [this, method](ServerCall& call) {
+      WireCall wire(call);
       const auto make = [&](const Caller& caller, CountHold hold) {
-        return new Stream(context_, services_, FactsOf(context_, method, caller, wire),
-                          std::move(wire), std::move(hold));
+        return Stream::Own(std::make_shared<Stream>(context_, services_,
+                                                    FactsOf(context_, method, caller, wire),
+                                                    std::move(wire), std::move(hold)));
       };
       return BeginStream(context_, method, wire, make, Scope::kInfo);
-    };
+    });
   }
 }
 

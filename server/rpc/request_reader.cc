@@ -11,6 +11,7 @@
 #include <exception>
 #include <new>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "kernels/util/trace_range.h"
@@ -106,61 +107,64 @@ std::shared_ptr<MessagePlaces> RequestReader::Place(const MessageFormat& format,
   return places;
 }
 
-void RequestReader::Accept(Call& call, const MessageFormat& format,
+void RequestReader::Accept(const std::shared_ptr<Call>& call, const MessageFormat& format,
                            std::unique_ptr<Request> request, InMessage&& message) {
   const TraceRange range("attend: take a message");
-  call.Ref();
+  request->may_end_in_submit = true;
+  request->planner = std::this_thread::get_id();
   try {
     const OnNoMemory no_memory(OnNoMemory::kThrow);
-    if (Take(call, format, request, std::move(message))) return;
+    Take(call, format, request, std::move(message));
   } catch (const std::bad_alloc&) {
     if (request != nullptr) Finish(std::move(request), OutOfMemory());
   }
-  call.Unref();
 }
 
-bool RequestReader::Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
-                         InMessage&& message) {
+void RequestReader::Take(const std::shared_ptr<Call>& call, const MessageFormat& format,
+                         std::unique_ptr<Request>& request, InMessage&& message) {
   Work work(format);
   request->message_bytes = message.size();  // counted whatever becomes of it
-  Status status = CheckEarly(call, *request);
+  Status status = CheckEarly(*call, *request);
   if (status.ok()) {
     work.Take(std::move(message));
     status = format.Scan(work.message, *request);
     if (!status.ok()) NameRequest(std::move(request->request_id), *request);
   }
-  if (!status.ok()) {
-    End(std::move(request), std::move(status));
-    return false;
-  }
+  if (!status.ok()) return End(std::move(request), std::move(status));
   if (work.message.scan.array_bytes <= thresholds::kOwnThreadArrayBytesMax) {
     return TakeHere(call, request, work);
   }
+  // This many array elements take long.
+  PassOn(std::move(work), request, [&](const std::shared_ptr<LargeWork>& large) {
+    workers_.Post([this, call, large] { TakeLarge(call, large); });
+  });
+}
+
+template <class Next>
+void RequestReader::PassOn(Work&& work, std::unique_ptr<Request>& request, const Next& next) {
   work.Own();
-  auto large = std::make_shared<LargeWork>(std::move(work));
+  const auto large = std::make_shared<LargeWork>(std::move(work));
   large->request = std::move(request);
   try {
-    // The rest runs on the worker threads, because this many array elements take long.
-    workers_.Post([this, &call, large] { TakeLarge(call, large); });
+    next(large);
   } catch (const std::bad_alloc&) {
     request = std::move(large->request);
     throw;
   }
-  return true;
 }
 
-void RequestReader::TakeLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
+void RequestReader::TakeLarge(const std::shared_ptr<Call>& call,
+                              const std::shared_ptr<LargeWork>& large) {
   Status status = OrOutOfMemory([&] {
     const Status decoded = Decode(*large->request, *large, large->arena);
     if (decoded.ok()) CopyLarge(call, large);
     return decoded;
   });
-  if (status.ok()) return;
-  Finish(std::move(large->request), std::move(status));
-  call.Unref();
+  if (!status.ok()) Finish(std::move(large->request), std::move(status));
 }
 
-bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work) {
+void RequestReader::TakeHere(const std::shared_ptr<Call>& call, std::unique_ptr<Request>& request,
+                             Work& work) {
   alignas(8) char block[thresholds::kRequestArenaBytes];
   google::protobuf::ArenaOptions options;
   options.initial_block = block;
@@ -185,18 +189,9 @@ bool RequestReader::TakeHere(Call& call, std::unique_ptr<Request>& request, Work
   } else {
     // Tensors are found by the scan alone, so the arena may be destroyed.
     work.message.fields = nullptr;
-    work.Own();
-    auto large = std::make_shared<LargeWork>(std::move(work));
-    large->request = std::move(request);
-    try {
-      CopyLarge(call, large);
-    } catch (const std::bad_alloc&) {
-      request = std::move(large->request);
-      throw;
-    }
-    return true;
+    PassOn(std::move(work), request,
+           [&](const std::shared_ptr<LargeWork>& large) { CopyLarge(call, large); });
   }
-  return false;
 }
 
 Status RequestReader::CopyHere(Work& work, Request& request) {
@@ -208,21 +203,21 @@ Status RequestReader::CopyHere(Work& work, Request& request) {
   return Status();
 }
 
-void RequestReader::CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large) {
+void RequestReader::CopyLarge(const std::shared_ptr<Call>& call,
+                              const std::shared_ptr<LargeWork>& large) {
   const std::vector<HostPiece> pieces =
       TensorPieces(large->message, large->validated, large->plan, *large->request);
   std::vector<FilePiece> files;
   if (large->request->file_bytes.input > 0) {
     files = TensorFiles(large->message, large->validated, large->plan, *large->request);
   }
-  CopyPieces(workers_, pieces, files, [this, &call, large](const Status& copied) {
+  CopyPieces(workers_, pieces, files, [this, call, large](const Status& copied) {
     large->ReleaseSlices();
     if (copied.ok()) {
       Submit(call, std::move(large->request));
     } else {
       End(std::move(large->request), copied);
     }
-    call.Unref();
   });
 }
 
@@ -318,27 +313,23 @@ Status RequestReader::FindShared(const v1::AttendRequest& message, const Validat
   return status.code() == Code::kNotFound && engine_.draining() ? Draining() : status;
 }
 
-void RequestReader::Submit(Call& call, std::unique_ptr<Request> request) {
+void RequestReader::Submit(const std::shared_ptr<Call>& call, std::unique_ptr<Request> request) {
   request->upload.Release();
   if (StaysOnThread(request->tree_bytes)) {
     WriteTreeBias(*request);
-    return Enqueue(call, std::move(request));
+    return Enqueue(*call, std::move(request));
   }
-  call.Ref();
   std::shared_ptr<std::unique_ptr<Request>> large;
   const Status posted = OrOutOfMemory([&] {
     large = std::make_shared<std::unique_ptr<Request>>();
     std::swap(*large, request);
-    workers_.Post([this, &call, large] {
-      if (!call.cancelled()) WriteTreeBias(**large);
-      Enqueue(call, std::move(*large));
-      call.Unref();
+    workers_.Post([this, call, large] {
+      if (!call->cancelled()) WriteTreeBias(**large);
+      Enqueue(*call, std::move(*large));
     });
     return Status();
   });
-  if (posted.ok()) return;
-  End(std::move(request == nullptr ? *large : request), posted);
-  call.Unref();
+  if (!posted.ok()) End(std::move(request == nullptr ? *large : request), posted);
 }
 
 void RequestReader::Enqueue(Call& call, std::unique_ptr<Request> request) {

@@ -56,9 +56,10 @@ class RequestReader {
   // Takes the message to the engine, or ends the request with an error. Either way the request ends
   // by one call of its responder, `call`. The request's id, responder, deadline and time of arrival
   // must be set. `format` must outlive the call.
-  void Accept(Call& call, const MessageFormat& format, std::unique_ptr<Request> request,
-              InMessage&& message);
+  void Accept(const std::shared_ptr<Call>& call, const MessageFormat& format,
+              std::unique_ptr<Request> request, InMessage&& message);
 
+  int64_t message_bytes_max() const { return limits_.message_bytes_max; }
   // Like CallHandler::Place, for a call of the tenant.
   std::shared_ptr<MessagePlaces> Place(const MessageFormat& format, int tenant,
                                        std::span<const MessagePiece> begun, int64_t bytes) const;
@@ -69,24 +70,26 @@ class RequestReader {
   Status AcceptHeader(const RequestMessage& header, Request& request, TensorPlaces& places);
   // Takes a request with all its bytes to the engine, or ends it. Either way it ends by one call of
   // its responder, `call`. A large tree is first written out on a worker thread.
-  void Submit(Call& call, std::unique_ptr<Request> request);
+  void Submit(const std::shared_ptr<Call>& call, std::unique_ptr<Request> request);
 
  private:
   struct Work;       // a message while it is being decoded
   struct LargeWork;  // the same, continued by a copy thread
 
-  // These end the request or pass it on. If they throw std::bad_alloc, the caller keeps it. True: a
-  // copy thread continues, and releases the call.
-  bool Take(Call& call, const MessageFormat& format, std::unique_ptr<Request>& request,
-            InMessage&& message);
-  bool TakeHere(Call& call, std::unique_ptr<Request>& request, Work& work);
+  // These end the request or pass it on. If they throw std::bad_alloc, the caller keeps it.
+  void Take(const std::shared_ptr<Call>& call, const MessageFormat& format,
+            std::unique_ptr<Request>& request, InMessage&& message);
+  void TakeHere(const std::shared_ptr<Call>& call, std::unique_ptr<Request>& request, Work& work);
+  // Passes the work and its request on to `next`, for copy threads to continue with.
+  template <class Next>
+  static void PassOn(Work&& work, std::unique_ptr<Request>& request, const Next& next);
   // Continues on a worker thread.
-  void TakeLarge(Call& call, const std::shared_ptr<LargeWork>& large);
+  void TakeLarge(const std::shared_ptr<Call>& call, const std::shared_ptr<LargeWork>& large);
   // Copies the tensors of a decoded request.
   Status CopyHere(Work& work, Request& request);
   // Copies the tensors of a decoded request on the copy threads, then continues with it. Throws
   // only while `large` still owns the request.
-  void CopyLarge(Call& call, const std::shared_ptr<LargeWork>& large);
+  void CopyLarge(const std::shared_ptr<Call>& call, const std::shared_ptr<LargeWork>& large);
   // Queues a complete request.
   void Enqueue(Call& call, std::unique_ptr<Request> request);
   Status CheckEarly(const Call& call, const Request& request);

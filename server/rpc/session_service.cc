@@ -9,13 +9,11 @@
 #include <string>
 #include <utility>
 
+#include "kernels/util/counted.h"
 #include "server/wire/session_uses.h"
 
 namespace attend {
 namespace {
-
-// Maximum number of sessions in a response.
-constexpr int64_t kListed = 256;
 
 constexpr char kEvent[] = "session call failed";
 constexpr ServiceMethod kWithinLimits{.event = kEvent, .scope = Scope::kSessions};
@@ -34,6 +32,13 @@ Result<LayerShape> ShapeOf(const v1::LayerShape& shape, int index) {
 
 }  // namespace
 
+Result<int64_t> PageSize(int64_t asked) {
+  constexpr int64_t kMost = 256;
+  if (asked >= 0 && asked <= kMost) return asked == 0 ? kMost : asked;
+  return InvalidArgument("page_size is " + std::to_string(asked) + ", must be in [1, " +
+                         std::to_string(kMost) + "], or 0 for the maximum");
+}
+
 void FillSession(const Engine& engine, const SessionInfo& info, v1::Session& response) {
   response.set_id(info.id);
   response.set_device(engine.backends()[info.device]->info().name);
@@ -48,13 +53,12 @@ void FillSession(const Engine& engine, const SessionInfo& info, v1::Session& res
 }
 
 template <class In, class Out, class Answer>
-void SessionServiceImpl::Add(const ServiceMethod& method, const Answer& answer, CallTable& table) {
+void SessionServiceImpl::Add(CallTable& table, const ServiceMethod& method, const Answer& answer) {
   AddSmall<In, Out>(
-      context_, method,
+      table, method,
       [answer](const Caller& caller, const In& in, Out& out, Refusal& refusal) {
         return answer(caller.tenant, in, out, refusal);
       },
-      table,
       [this](const WireCall&) { return sessions_ == nullptr ? SessionsAreOff() : Status(); });
 }
 
@@ -78,7 +82,7 @@ Status SessionServiceImpl::Create(int tenant, const v1::CreateSessionRequest& re
   const double lease = request.lease_seconds();
   const std::chrono::duration<double> lease_max = sessions_->options().lease_max;
   if (!(lease >= 0 && lease <= lease_max.count())) {
-    return InvalidArgument("lease_seconds is " + std::to_string(lease) + ", must be in [0, " +
+    return InvalidArgument("lease_seconds is " + NumberText(lease) + ", must be in [0, " +
                            std::to_string(std::llround(lease_max.count())) + "]");
   }
   spec.lease = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(lease));
@@ -126,12 +130,9 @@ Status SessionServiceImpl::Fork(int tenant, const v1::ForkSessionRequest& reques
 
 Status SessionServiceImpl::List(int tenant, const v1::ListSessionsRequest& request,
                                 v1::ListSessionsResponse& response) const {
-  const int64_t count = request.page_size() == 0 ? kListed : request.page_size();
-  if (count < 1 || count > kListed) {
-    return InvalidArgument("page_size is " + std::to_string(count) + ", must be in [1, " +
-                           std::to_string(kListed) + "], or 0 for the maximum");
-  }
-  const SessionTable::Listed list = sessions_->List(tenant, request.after(), count);
+  const Result<int64_t> count = PageSize(request.page_size());
+  if (!count.ok()) return count.status();
+  const SessionTable::Listed list = sessions_->List(tenant, request.after(), *count);
   for (const SessionInfo& info : list.sessions) {
     FillSession(context_.engine, info, *response.add_sessions());
   }
@@ -141,50 +142,36 @@ Status SessionServiceImpl::List(int tenant, const v1::ListSessionsRequest& reque
 
 void SessionServiceImpl::AddTo(CallTable& table) {
   Add<v1::CreateSessionRequest, v1::Session>(
-      kWithinLimits,
-      [this](int tenant, const auto& in, auto& out, auto&) { return Create(tenant, in, out); },
-      table);
+      table, kWithinLimits,
+      [this](int tenant, const auto& in, auto& out, auto&) { return Create(tenant, in, out); });
   Add<v1::ForkSessionRequest, v1::Session>(
-      kWithinLimits,
-      [this](int tenant, const auto& in, auto& out, auto& refusal) {
+      table, kWithinLimits, [this](int tenant, const auto& in, auto& out, auto& refusal) {
         return Fork(tenant, in, out, refusal);
-      },
-      table);
+      });
   Add<v1::TruncateSessionRequest, v1::Session>(
-      kWithinLimits,
-      [this](int tenant, const auto& in, auto& out, auto& refusal) {
+      table, kWithinLimits, [this](int tenant, const auto& in, auto& out, auto& refusal) {
         return Fill(sessions_->Truncate(tenant, in.session(), in.length(), &refusal), out);
-      },
-      table);
+      });
   Add<v1::KeepDraftRequest, v1::Session>(
-      kWithinLimits,
-      [this](int tenant, const auto& in, auto& out, auto& refusal) {
+      table, kWithinLimits, [this](int tenant, const auto& in, auto& out, auto& refusal) {
         const std::span<const int64_t> kept(in.kept().data(), static_cast<size_t>(in.kept_size()));
         return Fill(sessions_->KeepDraft(tenant, in.session(), in.length(), kept, &refusal), out);
-      },
-      table);
+      });
   Add<v1::FreeSessionRequest, v1::FreeSessionResponse>(
-      kAtLimits,
-      [this](int tenant, const auto& in, auto&, auto&) {
+      table, kAtLimits, [this](int tenant, const auto& in, auto&, auto&) {
         return sessions_->Free(tenant, in.session());
-      },
-      table);
-  Add<v1::GetSessionRequest, v1::Session>(
-      kWithinLimits,
-      [this](int tenant, const auto& in, auto& out, auto&) {
-        return Fill(sessions_->Get(tenant, in.session()), out);
-      },
-      table);
+      });
+  Add<v1::GetSessionRequest, v1::Session>(table, kWithinLimits,
+                                          [this](int tenant, const auto& in, auto& out, auto&) {
+                                            return Fill(sessions_->Get(tenant, in.session()), out);
+                                          });
   Add<v1::ListSessionsRequest, v1::ListSessionsResponse>(
-      kWithinLimits,
-      [this](int tenant, const auto& in, auto& out, auto&) { return List(tenant, in, out); },
-      table);
+      table, kWithinLimits,
+      [this](int tenant, const auto& in, auto& out, auto&) { return List(tenant, in, out); });
   Add<v1::KeepAliveRequest, v1::Session>(
-      kAtLimits,
-      [this](int tenant, const auto& in, auto& out, auto&) {
+      table, kAtLimits, [this](int tenant, const auto& in, auto& out, auto&) {
         return Fill(sessions_->KeepAlive(tenant, in.session()), out);
-      },
-      table);
+      });
 }
 
 }  // namespace attend

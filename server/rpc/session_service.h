@@ -8,10 +8,13 @@
 #include "attend/v1/session.pb.h"
 #include "server/rpc/call_context.h"
 #include "server/rpc/call_table.h"
+#include "server/rpc/service_call.h"
 #include "server/sessions/session_table.h"
 
 namespace attend {
 
+// The number of sessions that a page may have, from the request's page_size.
+Result<int64_t> PageSize(int64_t asked);
 // Fills in the description of a session for its client.
 void FillSession(const Engine& engine, const SessionInfo& info, v1::Session& response);
 
@@ -27,7 +30,7 @@ class SessionServiceImpl final {
  private:
   // `answer(tenant, request, response, refusal)` fills the response or returns an error.
   template <class In, class Out, class Answer>
-  void Add(const ServiceMethod& method, const Answer& answer, CallTable& table);
+  void Add(CallTable& table, const ServiceMethod& method, const Answer& answer);
   // UNAVAILABLE while the server drains: a new session would end at once.
   Status MayBegin() const;
   Status Create(int tenant, const v1::CreateSessionRequest& request, v1::Session& response);

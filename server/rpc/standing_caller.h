@@ -15,7 +15,6 @@
 
 namespace attend {
 
-// Thread-safe. The call and its facts must outlive it.
 class StandingCaller {
  public:
   StandingCaller(ServiceContext& context, const WireCall& call, const CallFacts& facts, Scope scope)

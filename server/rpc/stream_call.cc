@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every event changes the state under the mutex, asks NextLocked for the one step that follows, and
-// performs it after unlocking. `unanswered_` both limits reading and keeps the object alive for
-// other threads: it counts each message from OnMessage until its answer is written or dropped, and
-// the call can finish only when it is 0.
+// Every event changes the state under the mutex and calls AdvanceLocked. `unanswered_` both limits
+// reading and keeps the object alive for other threads: it counts each message from OnMessage until
+// its answer is written or dropped, and the call can end only when it is 0.
 
 #include "server/rpc/stream_call.h"
 
 #include <cassert>
-#include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,7 +19,7 @@
 namespace attend {
 
 StreamCall::StreamCall(ServiceContext& context, const CallFacts& facts, const MessageFormat& format,
-                       std::optional<Pass> asked, H2Wire&& wire, CountHold hold)
+                       std::optional<Pass> asked, WireCall&& wire, CountHold hold)
     : context_(context),
       facts_(facts),
       format_(format),
@@ -31,84 +28,61 @@ StreamCall::StreamCall(ServiceContext& context, const CallFacts& facts, const Me
       deadline_(wire_.Deadline()),
       hold_(std::move(hold)) {}
 
-CallHandler* StreamCall::Open(ServiceContext& context, std::string_view method,
-                              const MessageFormat& format, std::optional<Pass> asked,
-                              ServerCall& call) {
-  H2Wire wire(call);
-  return BeginStream(context, method, wire, [&](const Caller& caller, CountHold hold) {
-    return new StreamCall(context, FactsOfStream(context, method, caller, wire), format, asked,
-                          std::move(wire), std::move(hold));
+void StreamCall::Add(CallTable& table, const char* method, const MessageFormat& format,
+                     std::optional<Pass> asked) {
+  ServiceContext& context = table.context();
+  table.AddLarge(method, [&context, method, &format, asked](ServerCall& call) {
+    WireCall wire(call);
+    return BeginStream(context, method, wire, [&](const Caller& caller, CountHold hold) {
+      return Own(std::make_shared<StreamCall>(context, FactsOfStream(context, method, caller, wire),
+                                              format, asked, std::move(wire), std::move(hold)));
+    });
   });
 }
 
 void StreamCall::Begin() {
-  watched_->Join(context_.answers, wire_);
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    step = NextLocked();
-  }
-  Do(step);
+  const MutexLock lock(mutex_);
+  AdvanceLocked();
 }
 
 void StreamCall::EndWhenIdle() {
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    ending_ = true;
-    step = NextLocked();
-  }
-  Do(step);
+  const MutexLock lock(mutex_);
+  ending_ = true;
+  AdvanceLocked();
 }
 
 void StreamCall::Recheck() {
-  {
-    const MutexLock lock(mutex_);
-    if (finished_ || stopped_) return;
-  }
-  const Status may = caller_.Check();
-  if (may.ok()) return;
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    if (!stopped_) stopped_ = may;
-    step = NextLocked();
-  }
-  Do(step);
+  const MutexLock lock(mutex_);
+  if (finished_ || stopped_) return;
+  if (Status may = caller_.Check(); !may.ok()) stopped_ = std::move(may);
+  AdvanceLocked();
 }
 
-StreamCall::Step StreamCall::NextLocked() {
-  if (finished_) return Step::kNone;
+void StreamCall::AdvanceLocked() {
+  if (finished_) return;
   assert(0 <= unanswered_ && unanswered_ <= context_.stream_requests_max);
-  assert(std::ssize(answers_) + (writing_ ? 1 : 0) <= unanswered_ &&
-         (writing_ || answers_.empty()));
-  const bool over = half_closed_ || broken_ || ending_ || stopped_;
-  if (over && unanswered_ == 0 && !writing_) {
-    assert(queued_.empty());
-    finished_ = true;
-    return Step::kFinish;
+  while (!writing_ && !answers_.empty() && answers_.begin()->first == next_) {
+    const auto next = answers_.extract(answers_.begin());
+    ++next_;
+    writing_ = next.mapped().has_value();
+    if (writing_) wire_.Write(*std::move(next.mapped()));
   }
-  if (over || reading_ || unanswered_ >= context_.stream_requests_max) return Step::kNone;
+  const bool over = half_closed_ || broken_ || ending_ || stopped_;
+  if (over && unanswered_ == 0 && !writing_) return EndLocked();
+  if (over || reading_ || unanswered_ >= context_.stream_requests_max) return;
   reading_ = true;
-  return Step::kRead;
+  wire_.Read();
 }
 
-void StreamCall::Do(Step step) {
-  if (step == Step::kRead) wire_.Read();
-  if (step != Step::kFinish) return;
-  bool cut_off = false;
-  std::optional<Status> stopped;
-  {
-    const MutexLock lock(mutex_);
-    cut_off = !half_closed_ && ending_;
-    stopped.swap(stopped_);
-  }
+void StreamCall::EndLocked() {
+  assert(queued_.empty());
+  finished_ = true;
   Status status;
   if (cancelled()) {
     status = Status(Code::kCancelled, "the call was cancelled");
-  } else if (stopped) {
-    status = std::move(*stopped);
-  } else if (cut_off) {
+  } else if (stopped_) {
+    status = *std::move(stopped_);
+  } else if (!half_closed_ && ending_) {
     status = Draining();
   }
   TellLoad(context_, wire_);
@@ -117,19 +91,13 @@ void StreamCall::Do(Step step) {
 }
 
 void StreamCall::OnHalfClose() {
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    reading_ = false;
-    if (finished_) return;  // it crossed the end of the call
-    half_closed_ = true;
-    step = NextLocked();
-  }
-  Do(step);
+  const MutexLock lock(mutex_);
+  reading_ = false;
+  half_closed_ = true;
+  AdvanceLocked();
 }
 
 void StreamCall::OnMessage(InMessage message) {
-  Step step;
   uint64_t place = 0;
   {
     const MutexLock lock(mutex_);
@@ -137,24 +105,18 @@ void StreamCall::OnMessage(InMessage message) {
     if (finished_) return;  // it crossed the end of the call
     ++unanswered_;
     place = read_++;
-    step = NextLocked();  // the next read starts before this message is copied
+    AdvanceLocked();  // the next read starts before this message is copied
   }
-  Do(step);
-  // The unanswered message keeps the call from finishing, so `this` stays alive until it is
-  // answered.
   std::unique_ptr<Request> request;
   const Status may = OrOutOfMemory([&] {
     Status checked = caller_.Check();
-    if (checked.ok()) request = NewRequest(context_, *this, deadline_);
+    if (checked.ok()) request = NewRequest(context_, *this, deadline_, facts_.caller);
     return checked;
   });
   if (!may.ok()) return Stop(place, may);  // before the message's request_id is known
   request->answer_place = place;
   request->asked = asked_;
-  SetCaller(facts_.caller, *request);
-  request->may_end_in_submit = true;
-  request->planner = std::this_thread::get_id();
-  context_.reader.Accept(*this, format_, std::move(request), std::move(message));
+  context_.reader.Accept(Ref(this), format_, std::move(request), std::move(message));
 }
 
 std::shared_ptr<MessagePlaces> StreamCall::Place(std::span<const MessagePiece> begun,
@@ -163,18 +125,11 @@ std::shared_ptr<MessagePlaces> StreamCall::Place(std::span<const MessagePiece> b
 }
 
 void StreamCall::Stop(uint64_t place, Status status) {
-  std::optional<OutMessage> next;
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    if (!stopped_) stopped_ = std::move(status);
-    --unanswered_;
-    if (!broken_) QueueLocked(place, std::nullopt);
-    next = TakeNextLocked();
-    step = NextLocked();
-  }
-  Write(std::move(next));
-  Do(step);
+  const MutexLock lock(mutex_);
+  if (!stopped_) stopped_ = std::move(status);
+  --unanswered_;
+  QueueLocked(place, std::nullopt);
+  AdvanceLocked();
 }
 
 void StreamCall::OnQueueing(uint64_t id) {
@@ -191,137 +146,54 @@ void StreamCall::Finish(std::unique_ptr<Request> request) {
 }
 
 void StreamCall::Respond(std::unique_ptr<Request> request) {
-  const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
-  const bool ok = request->status.ok();  // RecordEnd changes only failures
-  const int64_t bytes = ok ? AnswerBytes(*request) : 0;
-  const std::unique_ptr<OpenSpan> span =
-      RecordEnd(context_, *request, total_ns, bytes, wire_, facts_, format_);
-  {
-    const MutexLock lock(mutex_);
-    std::erase(queued_, request->id);
+  const std::shared_ptr<StreamCall> self = Ref(this);  // the call may end before this returns
+  const uint64_t id = request->id, place = request->answer_place;
+  RequestEnd end = EndRequest(context_, std::move(request), wire_, facts_, format_);
+  if (!end.status.ok()) {
+    end.answer = format_.EncodeFailure(end.answer_id, end.status, end.refusal,
+                                       RetryAfterMs(context_, end.status.code(), end.refusal));
   }
-  if (cancelled()) {
-    request.reset();
-    std::map<uint64_t, std::optional<OutMessage>> dropped;
-    Step step;
-    {
-      const MutexLock lock(mutex_);
-      // OnCancel may be about to run. Until it has, a read begun here could meet the end of the
-      // call: this is not the call's loop, so nothing would keep the call alive.
-      BreakLocked(dropped);
-      --unanswered_;
-      step = NextLocked();
-    }
-    if (step != Step::kNone) Do(step);
-    return;
-  }
-  const uint64_t place = request->answer_place;
-  const std::string id = format_.AnswerId(*request);
-  Status status = request->status;
-  if (ok) {
-    OutMessage answer;
-    status = OrOutOfMemory([&] {
-      answer = format_.EncodeReply(std::move(request), total_ns, watched_);
-      return Status();
-    });
-    if (status.ok()) return Answer(place, std::move(answer));
-  }
-  const Refusal refusal = request == nullptr ? Refusal() : request->refusal;
-  request.reset();  // frees its memory before the client learns of the failure and retries
-  Answer(place, format_.EncodeFailure(id, status, refusal,
-                                      RetryAfterMs(context_, status.code(), refusal)));
+  const MutexLock lock(mutex_);
+  std::erase(queued_, id);
+  if (cancelled()) BreakLocked();  // OnCancel may be about to run
+  if (broken_) --unanswered_;
+  QueueLocked(place, std::move(end.answer));
+  AdvanceLocked();
 }
 
 void StreamCall::QueueLocked(uint64_t place, std::optional<OutMessage> answer) {
-  if (!format_.InOrder()) {
-    if (answer) answers_.push_back(std::move(*answer));
-    return;
-  }
-  early_[place] = std::move(answer);
-  while (!early_.empty() && early_.begin()->first == next_place_) {
-    std::optional<OutMessage>& next = early_.begin()->second;
-    if (next) answers_.push_back(std::move(*next));
-    early_.erase(early_.begin());
-    ++next_place_;
-  }
+  if (broken_) return;
+  answers_[format_.InOrder() ? place : ready_] = std::move(answer);
+  ++ready_;
 }
 
-void StreamCall::BreakLocked(std::map<uint64_t, std::optional<OutMessage>>& dropped) {
+void StreamCall::BreakLocked() {
   broken_ = true;
-  for (const auto& [place, answer] : early_) unanswered_ -= answer ? 1 : 0;
-  dropped.swap(early_);
-}
-
-std::optional<OutMessage> StreamCall::TakeNextLocked() {
-  if (writing_ || answers_.empty()) return std::nullopt;
-  writing_ = true;
-  std::optional<OutMessage> next = std::move(answers_.front());
-  answers_.pop_front();
-  return next;
-}
-
-void StreamCall::Write(std::optional<OutMessage> answer) {
-  if (!answer) return;
-  watched_->Hold(1);  // until OnWritten
-  wire_.Write(std::move(*answer));
-}
-
-void StreamCall::Answer(uint64_t place, OutMessage answer) {
-  std::optional<OutMessage> next;
-  Step step = Step::kNone;
-  {
-    const MutexLock lock(mutex_);
-    if (broken_) {
-      --unanswered_;
-      step = NextLocked();
-    } else {
-      QueueLocked(place, std::move(answer));
-      next = TakeNextLocked();
-    }
-  }
-  Write(std::move(next));
-  if (step != Step::kNone) Do(step);
+  for (const auto& [place, answer] : answers_) unanswered_ -= answer ? 1 : 0;
+  answers_.clear();
 }
 
 void StreamCall::OnWritten(bool ok) {
-  watched_->Release(1);
-  std::optional<OutMessage> next;
-  std::deque<OutMessage> dropped;  // released outside the lock
-  std::map<uint64_t, std::optional<OutMessage>> dropped_early;
-  Step step;
-  {
-    const MutexLock lock(mutex_);
-    writing_ = false;
-    --unanswered_;
-    if (!ok) {
-      BreakLocked(dropped_early);
-      unanswered_ -= static_cast<int64_t>(answers_.size());
-      dropped.swap(answers_);
-    }
-    next = TakeNextLocked();
-    step = NextLocked();
-  }
-  Write(std::move(next));
-  Do(step);
+  const MutexLock lock(mutex_);
+  writing_ = false;
+  --unanswered_;
+  if (!ok) BreakLocked();
+  AdvanceLocked();
 }
 
 void StreamCall::OnCancel() {
   SetCancelled();
   std::vector<uint64_t> queued;
-  std::map<uint64_t, std::optional<OutMessage>> dropped;
-  Step step;
   {
     const MutexLock lock(mutex_);
-    BreakLocked(dropped);
+    BreakLocked();
     queued = queued_;
-    step = NextLocked();
+    AdvanceLocked();
   }
   for (const uint64_t id : queued) context_.engine.Cancel(id);
-  Do(step);
 }
 
 void StreamCall::OnDone() {
-  watched_->Leave();
   context_.streams.Remove(this);
   bool admitted = false;
   {
@@ -329,7 +201,7 @@ void StreamCall::OnDone() {
     admitted = admitted_;
   }
   if (admitted) context_.admitted_calls.fetch_sub(1, std::memory_order_release);
-  Unref();
+  SharedHandler::OnDone();
 }
 
 }  // namespace attend

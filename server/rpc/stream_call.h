@@ -9,44 +9,42 @@
 //
 // 1  The client half-closed or cancelled, a write failed, the server drains, there is no memory for
 //    a message, or the caller lost its right: reading stops.
-// 2  NextLocked: every request that was read is answered or dropped, and no write is in progress.
-//    Exactly one thread is given kFinish.
+// 2  Every request that was read is answered or dropped, and no write is in progress.
 //
 // A request counts as unanswered until its answer has been written, or cannot be.
 //
 // The transport enters through the On... methods, the engine through Finish. A mutex guards the
-// state and is never held across a call that may call back.
+// state; the transport's functions are called with it held.
 
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "kernels/util/mutex.h"
 #include "server/rpc/call_context.h"
-#include "server/rpc/h2_wire.h"
+#include "server/rpc/call_table.h"
 #include "server/rpc/request_reader.h"
 #include "server/rpc/standing_caller.h"
+#include "server/rpc/wire_call.h"
 #include "server/transport/server_call.h"
 #include "server/wire/message_format.h"
 
 namespace attend {
 
-class StreamCall final : public CallHandler, public Call, public OpenCall {
+class StreamCall final : public SharedHandler, public Call, public OpenCall {
  public:
   // `format` must outlive the call. `hold`: its place among its tenant's streams, until it ends.
   StreamCall(ServiceContext& context, const CallFacts& facts, const MessageFormat& format,
-             std::optional<Pass> asked, H2Wire&& wire, CountHold hold);
-  // Creates and begins a call of the method, whose name must outlive it. Without a pass each
-  // request names its own. Returns the call's handler, also if the call was refused.
-  static CallHandler* Open(ServiceContext& context, std::string_view method,
-                           const MessageFormat& format, std::optional<Pass> asked,
-                           ServerCall& call);
+             std::optional<Pass> asked, WireCall&& wire, CountHold hold);
+  // Adds a method. Without a pass each request names its own. The arguments must outlive the
+  // table's calls.
+  static void Add(CallTable& table, const char* method, const MessageFormat& format,
+                  std::optional<Pass> asked);
 
   void Begin();
   // OpenCall. Stops reading.
@@ -67,44 +65,35 @@ class StreamCall final : public CallHandler, public Call, public OpenCall {
   void OnDone() override;
 
  private:
-  enum class Step { kNone, kRead, kFinish };
-
-  ~StreamCall() override = default;
-  // The next step after a state change; at most one thread acts on a step at a time.
-  Step NextLocked() ATTEND_REQUIRES(mutex_);
-  // In the On... functions this object is alive. On other threads it is alive only while a request
-  // of theirs is unanswered, or for kFinish, which only one thread is given.
-  void Do(Step step);
+  // Does what the state now allows: writes the next answer, reads the next message, or ends the
+  // call.
+  void AdvanceLocked() ATTEND_REQUIRES(mutex_);
+  void EndLocked() ATTEND_REQUIRES(mutex_);
   void Respond(std::unique_ptr<Request> request);
-  // Queues the answer of the request at `place`.
-  void Answer(uint64_t place, OutMessage answer);
-  // Records the answer at `place`, or that there is none, and queues what may be written now.
+  // Records the answer at `place`, or that there is none.
   void QueueLocked(uint64_t place, std::optional<OutMessage> answer) ATTEND_REQUIRES(mutex_);
-  // Nothing can be written any more: drops answers that wait for earlier ones.
-  void BreakLocked(std::map<uint64_t, std::optional<OutMessage>>& dropped) ATTEND_REQUIRES(mutex_);
+  // Nothing can be written any more: drops the answers that wait.
+  void BreakLocked() ATTEND_REQUIRES(mutex_);
   // Drops the message and stops reading; the call ends with `status` once earlier ones are
   // answered.
   void Stop(uint64_t place, Status status);
-  // The next answer if none is being written; the caller must write it.
-  std::optional<OutMessage> TakeNextLocked() ATTEND_REQUIRES(mutex_);
-  void Write(std::optional<OutMessage> answer);
 
   ServiceContext& context_;
   const CallFacts facts_;
   const MessageFormat& format_;
   const std::optional<Pass> asked_;
-  const H2Wire wire_;
+  const WireCall wire_;
   const TimePoint deadline_;
   StandingCaller caller_{context_, wire_, facts_, Scope::kCompute};
-  CountHold hold_;  // released by the thread with kFinish
-  const WatchedRef watched_ = std::make_shared<WatchedCall>();
+  CountHold hold_;  // until the end
 
   Mutex mutex_;
-  std::deque<OutMessage> answers_ ATTEND_GUARDED_BY(mutex_);  // ready to be written
-  // If answers are ordered: those that wait for earlier ones, by place.
-  std::map<uint64_t, std::optional<OutMessage>> early_ ATTEND_GUARDED_BY(mutex_);
-  uint64_t read_ ATTEND_GUARDED_BY(mutex_) = 0;  // number of messages read; place of the next one
-  uint64_t next_place_ ATTEND_GUARDED_BY(mutex_) = 0;  // place of the next answer to queue
+  // Those not written yet, by place, or by when they were ready if answers are not ordered. Empty:
+  // the request was dropped.
+  std::map<uint64_t, std::optional<OutMessage>> answers_ ATTEND_GUARDED_BY(mutex_);
+  uint64_t ready_ ATTEND_GUARDED_BY(mutex_) = 0;  // number of answers queued
+  uint64_t read_ ATTEND_GUARDED_BY(mutex_) = 0;   // number of messages read; place of the next one
+  uint64_t next_ ATTEND_GUARDED_BY(mutex_) = 0;   // key of the next answer to write
   // Requests that may be queued in the engine.
   std::vector<uint64_t> queued_ ATTEND_GUARDED_BY(mutex_);
   int64_t unanswered_ ATTEND_GUARDED_BY(mutex_) = 0;  // read, but answer not written

@@ -2,7 +2,6 @@
 
 #include "server/rpc/unary_call.h"
 
-#include <thread>
 #include <utility>
 
 #include "server/memory/memory_reserve.h"
@@ -10,12 +9,15 @@
 
 namespace attend {
 
-CallHandler* UnaryCall::Begin(ServiceContext& context, std::string_view method,
-                              const CallTable::Data& data, ServerCall& call) {
-  auto* const unary = new UnaryCall(context, method, data, call);
-  const Status status = OrOutOfMemory([&] { return unary->Admit(); });
-  status.ok() ? unary->wire_.Read() : unary->wire_.End(status);
-  return unary;
+void UnaryCall::Add(CallTable& table, const char* method, const MessageFormat& format, Pass pass) {
+  ServiceContext& context = table.context();
+  table.AddLarge(method, [&context, method, &format, pass](ServerCall& call) {
+    UnaryCall* const unary =
+        Own(std::shared_ptr<UnaryCall>(new UnaryCall(context, method, format, pass, call)));
+    const Status status = OrOutOfMemory([&] { return unary->Admit(); });
+    status.ok() ? unary->wire_.Read() : unary->wire_.End(status);
+    return unary;
+  });
 }
 
 Status UnaryCall::Admit() {
@@ -29,17 +31,14 @@ std::unique_ptr<Request> UnaryCall::MakeRequest() {
   std::unique_ptr<Request> request;
   const bool made = TryAllocating([&] {
     facts_ = FactsOf(context_, method_, facts_.caller, wire_);
-    request = NewRequest(context_, *this, wire_.Deadline());
+    request = NewRequest(context_, *this, wire_.Deadline(), facts_.caller);
   });
   if (!made) {
     wire_.End(OutOfMemory());
     return nullptr;
   }
   id_ = request->id;
-  request->asked = data_.pass;
-  SetCaller(facts_.caller, *request);
-  request->may_end_in_submit = true;
-  request->planner = std::this_thread::get_id();
+  request->asked = pass_;
   return request;
 }
 
@@ -49,13 +48,13 @@ void UnaryCall::OnMessage(InMessage message) {
   if (begun_) return;
   std::unique_ptr<Request> request = MakeRequest();
   if (request == nullptr) return;
-  context_.reader.Accept(*this, *data_.format, std::move(request), std::move(message));
+  context_.reader.Accept(Ref(this), format_, std::move(request), std::move(message));
 }
 
 std::shared_ptr<MessagePlaces> UnaryCall::Place(std::span<const MessagePiece> begun,
                                                 int64_t bytes) {
   if (begun_) return nullptr;
-  return context_.reader.Place(*data_.format, facts_.caller.tenant, begun, bytes);
+  return context_.reader.Place(format_, facts_.caller.tenant, begun, bytes);
 }
 
 void UnaryCall::OnHalfClose() {
@@ -72,32 +71,19 @@ void UnaryCall::OnQueueing(uint64_t) {
 }
 
 void UnaryCall::Finish(std::unique_ptr<Request> request) {
-  WriteFiles(context_.workers, *data_.format, std::move(request),
+  WriteFiles(context_.workers, format_, std::move(request),
              [this](std::unique_ptr<Request> written) { Answer(std::move(written)); });
 }
 
 void UnaryCall::Answer(std::unique_ptr<Request> request) {
-  const int64_t total_ns = NanosecondsBetween(request->received, context_.clock.Now());
-  const int64_t bytes = request->status.ok() ? AnswerBytes(*request) : 0;
-  span_ = RecordEnd(context_, *request, total_ns, bytes, wire_, facts_, *data_.format);
-  Status status = request->status;
-  if (status.ok()) {
-    watched_->Join(context_.answers, wire_);
-    watched_->Hold(1);  // until OnDone
-    OutMessage answer;
-    status = OrOutOfMemory([&] {
-      answer = data_.format->EncodeReply(std::move(request), total_ns, watched_);
-      return Status();
-    });
-    if (status.ok()) {
-      wire_.Write(std::move(answer));
-      return wire_.End(Status());
-    }
+  RequestEnd end = EndRequest(context_, std::move(request), wire_, facts_, format_);
+  span_ = std::move(end.span);
+  if (end.status.ok()) {
+    wire_.Write(std::move(end.answer));
+  } else {
+    AddRefusal(context_, end.status.code(), end.refusal, wire_);
   }
-  const Refusal refusal = request == nullptr ? Refusal() : std::move(request->refusal);
-  request.reset();  // frees its memory before the client learns of the failure and retries
-  AddRefusal(context_, status.code(), refusal, wire_);
-  wire_.End(status);
+  wire_.End(end.status);
 }
 
 void UnaryCall::OnCancel() {
@@ -106,13 +92,12 @@ void UnaryCall::OnCancel() {
 }
 
 void UnaryCall::OnDone() {
-  watched_->Leave();
   if (unread_ != nullptr) RecordUnread();
   span_.reset();
   if (admitted_.load(std::memory_order_relaxed)) {
     context_.admitted_calls.fetch_sub(1, std::memory_order_release);
   }
-  Unref();
+  SharedHandler::OnDone();
 }
 
 void UnaryCall::RecordUnread() {
@@ -120,7 +105,7 @@ void UnaryCall::RecordUnread() {
     unread_->status = Status(Code::kCancelled, "the call ended before its message was complete");
   }
   RecordEnd(context_, *unread_, NanosecondsBetween(unread_->received, context_.clock.Now()), 0,
-            wire_, facts_, *data_.format);
+            wire_, facts_, format_);
 }
 
 }  // namespace attend

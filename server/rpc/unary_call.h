@@ -12,19 +12,17 @@
 
 #include "server/rpc/call_context.h"
 #include "server/rpc/call_table.h"
-#include "server/rpc/h2_wire.h"
+#include "server/rpc/wire_call.h"
 #include "server/transport/server_call.h"
 #include "server/wire/message_format.h"
 
 namespace attend {
 
-// Deleted when both the transport and the request reader are done with it.
-class UnaryCall final : public CallHandler, public Call {
+class UnaryCall final : public SharedHandler, public Call {
  public:
-  // Begins a call of the method, of which only the headers have arrived. Its message is read if its
-  // caller may make the call. `method` and `data` must outlive the call. May throw std::bad_alloc.
-  static CallHandler* Begin(ServiceContext& context, std::string_view method,
-                            const CallTable::Data& data, ServerCall& call);
+  // Adds a method, whose message is read if its caller may make the call. The arguments must
+  // outlive the table's calls.
+  static void Add(CallTable& table, const char* method, const MessageFormat& format, Pass pass);
 
   // Call
   void OnQueueing(uint64_t id) override;
@@ -40,10 +38,9 @@ class UnaryCall final : public CallHandler, public Call {
   void OnDone() override;
 
  private:
-  UnaryCall(ServiceContext& context, std::string_view method, const CallTable::Data& data,
-            ServerCall& call)
-      : context_(context), method_(method), data_(data), wire_(call) {}
-  ~UnaryCall() override = default;
+  UnaryCall(ServiceContext& context, std::string_view method, const MessageFormat& format,
+            Pass pass, ServerCall& call)
+      : context_(context), method_(method), format_(format), pass_(pass), wire_(call) {}
   Status Admit();
   // Called once the message has arrived, or cannot. Null: no memory, and the call has ended.
   std::unique_ptr<Request> MakeRequest();
@@ -54,10 +51,10 @@ class UnaryCall final : public CallHandler, public Call {
 
   ServiceContext& context_;
   const std::string_view method_;
-  const CallTable::Data& data_;
-  const H2Wire wire_;
+  const MessageFormat& format_;
+  const Pass pass_;
+  const WireCall wire_;
   CallFacts facts_;  // initially only the caller
-  const WatchedRef watched_ = std::make_shared<WatchedCall>();
   bool begun_ = false;
   uint64_t id_ = 0;  // of its request
   std::atomic<bool> admitted_{false};

@@ -72,7 +72,7 @@ Status SessionTable::CheckDraft(const Session& session, Cut& cut) const {
                       std::to_string(session.longest()) +
                       " tokens, must have the same draft: append to all, or truncate");
   }
-  // Moved tokens are beyond the end that they have made: the call has come before.
+  // The moved tokens lie beyond the end that they produced: the call is a retry.
   if (!cut.moved.empty() && session.draft == cut.draft && whole == cut.end()) {
     cut.length = whole;
     cut.moved.clear();

@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "kernels/util/thread_name.h"
 #include "server/util/random_token.h"
 
 namespace attend {
@@ -41,35 +40,14 @@ SessionDevice DeviceOf(DeviceArena* arena, [[maybe_unused]] int64_t page_bytes_m
 
 SessionMemory::SessionMemory(std::vector<std::unique_ptr<DeviceArena>> arenas,
                              const SessionOptions& options, const Clock& clock)
-    : arenas_(std::move(arenas)), clock_(clock) {
+    : arenas_(std::move(arenas)) {
   std::vector<SessionDevice> devices;
   for (const auto& arena : arenas_) {
     devices.push_back(DeviceOf(arena.get(), options.slab_bytes));
   }
   table_ = std::make_unique<SessionTable>(options, clock, RandomToken, devices);
-  thread_ = std::thread([this] { Run(); });
-}
-
-SessionMemory::~SessionMemory() {
-  {
-    const MutexLock lock(mutex_);
-    stop_ = true;
-  }
-  wake_.NotifyOne();
-  thread_.join();
-}
-
-void SessionMemory::Run() {
-  NameThread("attend-leases");
-  MutexLock lock(mutex_);
-  while (!stop_) {
-    const TimePoint until = clock_.Now() + kExpireInterval;
-    lock.Unlock();
-    table_->Expire();
-    lock.Lock();
-    while (!stop_ && clock_.WaitUntil(wake_, mutex_, until)) {
-    }
-  }
+  expiry_ = std::make_unique<PollThread>("attend-leases", kExpireInterval, clock,
+                                         [this] { table_->Expire(); });
 }
 
 }  // namespace attend

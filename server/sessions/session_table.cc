@@ -13,6 +13,7 @@
 
 #include "kernels/contract/limits.h"
 #include "server/memory/memory_reserve.h"
+#include "server/util/assign.h"
 
 namespace attend {
 namespace {
@@ -213,9 +214,7 @@ Result<SessionInfo> SessionTable::Create(int tenant, const SessionSpec& spec) {
     ATTEND_RETURN_IF_ERROR(CheckLayer(shape, n, options_.page_rows, options_.slab_bytes));
     session->layers.push_back({.shape = shape, .layout = LayoutOf(shape, options_.page_rows)});
   }
-  Result<std::string> id = tokens_();
-  if (!id.ok()) return id.status();
-  session->id = *std::move(id);
+  ATTEND_RETURN_IF_ERROR(Assign(session->id, tokens_()));
   session->tenant = tenant;
   session->device = spec.device;
   session->lease = spec.lease == Duration::zero() ? options_.lease_default : spec.lease;

@@ -4,7 +4,7 @@
 
 #include <openssl/x509v3.h>
 
-#include <new>
+#include <memory>
 #include <string_view>
 
 #include "server/tls/openssl_free.h"
@@ -34,40 +34,15 @@ void AddCommonName(const X509* certificate, ConnectionPeer& peer) {
 
 }  // namespace
 
-ClientTrust::ClientTrust(const TlsCertificates& certificates, std::shared_ptr<TlsClients> clients,
-                         std::shared_ptr<TlsClient> client, uint64_t generation)
-    : certificates_(certificates),
-      clients_(std::move(clients)),
-      client_(std::move(client)),
-      generation_(generation) {
-  clients_->Add(client_);
-}
-
 bool ClientTrust::IsTrusted(const std::function<void(const std::string& why)>& refuse) {
   const uint64_t generation = certificates_.generation();
-  if (generation == generation_) return true;
-  const std::string why =
-      certificates_.current()->VerifyError(client_->certificate.get(), client_->chain.get());
-  if (!why.empty()) {
-    if (!client_->refused.exchange(true)) refuse(why);
-    return false;
-  }
+  if (refused_ || generation == generation_) return !refused_;
+  const std::string why = certificates_.current()->VerifyError(SSL_get0_peer_certificate(ssl_),
+                                                               SSL_get_peer_cert_chain(ssl_));
   generation_ = generation;
-  return true;
-}
-
-std::shared_ptr<TlsClient> MakeTlsClient(const SSL* ssl, int socket, ino_t inode) {
-  Certificate shown(SSL_get1_peer_certificate(ssl));
-  if (shown == nullptr) return nullptr;
-  auto client = std::make_shared<TlsClient>();
-  client->socket = socket;
-  client->inode = inode;
-  client->certificate = std::move(shown);
-  if (STACK_OF(X509)* const chain = SSL_get_peer_cert_chain(ssl)) {
-    client->chain.reset(X509_chain_up_ref(chain));
-    if (client->chain == nullptr) throw std::bad_alloc();
-  }
-  return client;
+  refused_ = !why.empty();
+  if (refused_) refuse(why);
+  return !refused_;
 }
 
 void AddCertificateNames(X509* certificate, ConnectionPeer& peer) {

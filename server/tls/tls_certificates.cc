@@ -6,21 +6,15 @@
 
 #include "server/tls/tls_certificates.h"
 
-#include <fcntl.h>
-#include <openssl/crypto.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <system_error>
 #include <utility>
 #include <vector>
 
-#include "server/util/unique_fd.h"
+#include "server/util/whole_file.h"
+#include "server/util/wipe.h"
 
 namespace attend {
 namespace {
@@ -47,39 +41,16 @@ std::vector<std::string> FilesOf(const std::string& path, std::error_code& error
 }
 
 // UNAVAILABLE: a read error, to be retried.
-Status Append(const std::string& setting, const std::string& file, std::string* text) {
-  const auto unread = [&] {
-    return Unavailable(setting + " " + file + ": " + std::strerror(errno));
-  };
-  const UniqueFd opened(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat about {};
-  if (!opened.valid() || fstat(opened.get(), &about) != 0) return unread();
-  if (about.st_size > kFileBytesMax) {
-    return InvalidArgument(setting + " " + file + " has " + std::to_string(about.st_size) +
-                           " bytes, must have at most " + std::to_string(kFileBytesMax));
-  }
-  std::string bytes(static_cast<size_t>(about.st_size), '\0');
-  size_t got = 0;
-  Status status;
-  while (got < bytes.size()) {
-    const ssize_t part = read(opened.get(), bytes.data() + got, bytes.size() - got);
-    if (part < 0 && errno == EINTR) continue;
-    if (part < 0) status = unread();
-    if (part <= 0) break;
-    got += static_cast<size_t>(part);
-  }
-  text->append(bytes, 0, got) += "\n";
-  OPENSSL_cleanse(bytes.data(), bytes.size());
-  return status;
-}
-
 Status ReadText(const std::string& setting, const std::string& path, TlsText* text) {
   text->setting = setting;
   text->path = path;
   if (path.empty()) return Status();
   std::error_code error;
   for (const std::string& file : FilesOf(path, error)) {
-    ATTEND_RETURN_IF_ERROR(Append(setting, file, &text->pem));
+    Result<std::string> bytes = ReadWholeFile(file, kFileBytesMax);
+    if (!bytes.ok()) return Status(bytes.status().code(), setting + " " + bytes.status().message());
+    text->pem.append(*bytes) += "\n";
+    Wipe(*bytes);
   }
   return error ? Unavailable(setting + " " + path + ": " + error.message()) : Status();
 }
@@ -151,7 +122,7 @@ Result<std::shared_ptr<const TlsContext>> TlsCertificates::Read() const {
   ATTEND_RETURN_IF_ERROR(ReadText(options_.settings + "-crl", options_.crl, &texts.crl));
   Result<std::shared_ptr<const TlsContext>> context =
       TlsContext::Make(texts, options_.context, options_.now());
-  OPENSSL_cleanse(texts.key.pem.data(), texts.key.pem.size());
+  Wipe(texts.key.pem);
   return context;
 }
 

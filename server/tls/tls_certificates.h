@@ -50,6 +50,7 @@ class TlsCertificates {
   // From now on checks once a second on its own thread, and calls `changed`, if set, after each
   // reload. `clock` must outlive the object.
   void Watch(const Clock& clock, std::function<void()> changed = nullptr);
+  void StopWatching() { watch_.reset(); }
   // Checks the files once and loads what has changed, if it is usable. One thread at a time; must
   // not be called once Watch has been.
   void Look();

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Round robin over peers: a peer is in turns_ while it has a ready handshake, and each turn
-// performs one step of its first one. Turns are posted one by one, so socket events and timers are
-// served between them. Invariant: a Handshake is in exactly one of its peer's lists, or in its own
-// before it starts, so moving it cannot fail.
+// Each ready handshake has a turn: its peer's next one, or the current one if that is later. So a
+// peer's handshakes are one turn apart, and those of different peers alternate. Steps are posted
+// one by one, so socket events and timers are served between them.
 
 #include "server/tls/tls_handshakes.h"
 
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <new>
 #include <utility>
+
+#include "server/util/assign.h"
 
 namespace attend {
 
@@ -37,13 +39,16 @@ class TlsHandshakes::Handshake final : public Loop::Task,
     if (std::exchange(finished_, true)) return;
     all_.loop_->Clear(*this);
     if (watched_) all_.loop_->Unwatch(channel_->socket());
-    if (peer_ != nullptr) LeavePeer();
+    StopBeingReady();
+    all_.handshakes_.erase(this);
+    if (peer_ != all_.peers_.end() && --peer_->second.handshakes == 0) all_.peers_.erase(peer_);
     done_(std::move(channel_), established);
     all_.loop_->Post(*this);  // deletes it, after any event of this turn that could refer to it
   }
-  // Called on its peer's turn, for the first ready handshake.
+  // Called on its turn.
   void TakeStep() {
     StopBeingReady();
+    if (!std::exchange(spoke_, true) && !all_.speaks_tls_(channel_->socket())) return Finish(false);
     const TlsChannel::Step step = channel_->Handshake();
     if (step == TlsChannel::Step::kDone) return Finish(true);
     if (step == TlsChannel::Step::kFailed) return Finish(false);
@@ -55,67 +60,61 @@ class TlsHandshakes::Handshake final : public Loop::Task,
   ~Handshake() = default;
 
   void Start() try {
-    peer_ = &all_.peers_[peer_name_];
-    peer_->waiting.splice(peer_->waiting.end(), link_);
+    peer_ = all_.peers_.end();
+    ready_ = all_.ready_.end();
+    all_.handshakes_.insert(this);
+    peer_ = all_.peers_.try_emplace(peer_name_).first;
+    ++peer_->second.handshakes;
     all_.loop_->Set(*this, all_.clock_.Now() + all_.timeout_);
     watched_ = all_.loop_->Watch(channel_->socket(), EPOLLIN, *this).ok();
     if (!watched_) Finish(false);
   } catch (const std::bad_alloc&) {
     Finish(false);
   }
-  void OnEvents(uint32_t events) override {
+  void OnEvents(uint32_t events) override try {
     if (finished_) return;
     // The client has gone, or the connection was ended: no turn is needed.
     if ((events & (EPOLLHUP | EPOLLERR)) != 0) return Finish(false);
-    if (ready_) return;
-    ready_ = true;
+    if (ready_ != all_.ready_.end()) return;
+    const uint64_t turn = std::max(peer_->second.next_turn, all_.turns_);
+    ready_ = all_.ready_.emplace(turn, this);
+    peer_->second.next_turn = turn + 1;
     all_.loop_->Rewatch(channel_->socket(), 0, *this);
-    peer_->ready.splice(peer_->ready.end(), peer_->waiting, place_);
-    if (!peer_->link.empty()) all_.turns_.splice(all_.turns_.end(), peer_->link);
     all_.loop_->Post(all_.turn_);
+  } catch (const std::bad_alloc&) {
+    Finish(false);
   }
   void OnTime() override {
     channel_->TimeOut();
     Finish(false);
   }
   void StopBeingReady() {
-    if (!std::exchange(ready_, false)) return;
-    peer_->waiting.splice(peer_->waiting.end(), peer_->ready, place_);
-    if (peer_->ready.empty()) peer_->link.splice(peer_->link.end(), all_.turns_, peer_->place);
-  }
-  void LeavePeer() {
-    StopBeingReady();
-    peer_->waiting.erase(place_);
-    if (peer_->waiting.empty() && peer_->ready.empty()) all_.peers_.erase(peer_name_);
+    if (ready_ != all_.ready_.end()) all_.ready_.erase(std::exchange(ready_, all_.ready_.end()));
   }
 
   TlsHandshakes& all_;
   const std::string peer_name_;
   std::unique_ptr<TlsChannel> channel_;
   const Done done_;
-  std::list<Handshake*> link_{this};  // its node in the peer's lists, here until it starts
-  const std::list<Handshake*>::iterator place_ = link_.begin();
-  Peer* peer_ = nullptr;  // null: not started
+  // Set by Start.
+  std::map<std::string, Peer>::iterator peer_;           // the end: none, for lack of memory
+  std::multimap<uint64_t, Handshake*>::iterator ready_;  // the end: not ready
   bool watched_ = false;
-  bool ready_ = false;
+  bool spoke_ = false;
   bool finished_ = false;
 };
 
-Result<std::unique_ptr<TlsHandshakes>> TlsHandshakes::Start(Duration timeout, const Clock& clock) {
-  std::unique_ptr<TlsHandshakes> made(new TlsHandshakes(timeout, clock));
-  Result<std::unique_ptr<Loop>> loop = Loop::Start("attend-tls", clock);
-  if (!loop.ok()) return loop.status();
-  made->loop_ = std::move(*loop);
+Result<std::unique_ptr<TlsHandshakes>> TlsHandshakes::Start(
+    Duration timeout, const Clock& clock, std::function<bool(int socket)> speaks_tls) {
+  std::unique_ptr<TlsHandshakes> made(new TlsHandshakes(timeout, clock, std::move(speaks_tls)));
+  ATTEND_RETURN_IF_ERROR(Assign(made->loop_, Loop::Start("attend-tls", clock)));
   return made;
 }
 
 TlsHandshakes::~TlsHandshakes() {
   if (loop_ == nullptr) return;
   loop_->RunAndWait([this] {
-    while (!peers_.empty()) {
-      Peer& peer = peers_.begin()->second;
-      (peer.waiting.empty() ? peer.ready : peer.waiting).front()->Finish(false);
-    }
+    while (!handshakes_.empty()) (*handshakes_.begin())->Finish(false);
   });
   loop_.reset();
 }
@@ -125,12 +124,11 @@ void TlsHandshakes::Begin(std::string peer, std::unique_ptr<TlsChannel> channel,
 }
 
 void TlsHandshakes::TakeTurn() {
-  if (turns_.empty()) return;
-  Peer& peer = *turns_.front();
-  turns_.splice(turns_.end(), turns_, turns_.begin());
-  peer.ready.front()->TakeStep();
+  if (ready_.empty()) return;
+  turns_ = ready_.begin()->first;
+  ready_.begin()->second->TakeStep();
   // Posted, so that events come first: another peer's client may have become ready.
-  if (!turns_.empty()) loop_->Post(turn_);
+  if (!ready_.empty()) loop_->Post(turn_);
 }
 
 }  // namespace attend

@@ -6,11 +6,13 @@
 
 #pragma once
 
+#include <cstdint>
 #include <functional>
-#include <list>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
-#include <unordered_map>
+#include <utility>
 
 #include "kernels/util/clock.h"
 #include "kernels/util/status.h"
@@ -25,8 +27,11 @@ class TlsHandshakes {
   // once, on the thread; must not throw.
   using Done = std::function<void(std::unique_ptr<TlsChannel> channel, bool established)>;
 
-  // `clock` must outlive it.
-  static Result<std::unique_ptr<TlsHandshakes>> Start(Duration timeout, const Clock& clock);
+  // `clock` must outlive it. `speaks_tls` is asked on the thread about each socket with its first
+  // bytes, which stay unread; if not, the handshake fails.
+  static Result<std::unique_ptr<TlsHandshakes>> Start(
+      Duration timeout, const Clock& clock,
+      std::function<bool(int socket)> speaks_tls = [](int) { return true; });
   ~TlsHandshakes();  // pending handshakes fail
   TlsHandshakes(const TlsHandshakes&) = delete;
   TlsHandshakes& operator=(const TlsHandshakes&) = delete;
@@ -37,16 +42,10 @@ class TlsHandshakes {
 
  private:
   class Handshake;
-  // A peer with pending handshakes. List nodes are spliced between lists, which allocates nothing.
+  // A peer with pending handshakes.
   struct Peer {
-    Peer() = default;
-    Peer(const Peer&) = delete;
-    Peer& operator=(const Peer&) = delete;
-
-    std::list<Handshake*> waiting;  // waiting for their clients
-    std::list<Handshake*> ready;    // waiting for the peer's turn
-    std::list<Peer*> link{this};    // its node while it is not in turns_
-    const std::list<Peer*>::iterator place = link.begin();
+    int64_t handshakes = 0;
+    uint64_t next_turn = 0;  // of the next handshake that becomes ready
   };
   class Turn final : public Loop::Task {
    public:
@@ -57,15 +56,19 @@ class TlsHandshakes {
     TlsHandshakes& all_;
   };
 
-  TlsHandshakes(Duration timeout, const Clock& clock) : timeout_(timeout), clock_(clock) {}
+  TlsHandshakes(Duration timeout, const Clock& clock, std::function<bool(int)> speaks_tls)
+      : timeout_(timeout), clock_(clock), speaks_tls_(std::move(speaks_tls)) {}
   // Performs one step of one handshake, of the peer that has waited longest.
   void TakeTurn();
 
   const Duration timeout_;
   const Clock& clock_;
+  const std::function<bool(int)> speaks_tls_;
   // Used by the thread only.
-  std::unordered_map<std::string, Peer> peers_;
-  std::list<Peer*> turns_;  // peers with ready handshakes
+  std::map<std::string, Peer> peers_;
+  std::set<Handshake*> handshakes_;            // all that have started
+  std::multimap<uint64_t, Handshake*> ready_;  // by turn
+  uint64_t turns_ = 0;                         // the newest one taken
   Turn turn_{*this};
   std::unique_ptr<Loop> loop_;
 };

@@ -2,7 +2,9 @@
 
 #include "server/trace/trace_parent.h"
 
-#include <cstdio>
+#include <fmt/format.h>
+
+#include "server/util/parse_number.h"
 
 namespace attend {
 namespace {
@@ -12,14 +14,9 @@ constexpr size_t kBytes = 55;
 
 // Parses the first `digits` lower-case hexadecimal digits of the text, which must be that long.
 std::optional<uint64_t> Hex(std::string_view text, size_t digits) {
-  uint64_t value = 0;
-  for (size_t i = 0; i < digits; ++i) {
-    const char c = text[i];
-    const bool decimal = c >= '0' && c <= '9';
-    if (!decimal && !(c >= 'a' && c <= 'f')) return std::nullopt;
-    value = value << 4 | static_cast<uint64_t>(decimal ? c - '0' : c - 'a' + 10);
-  }
-  return value;
+  text = text.substr(0, digits);
+  if (text.find_first_not_of("0123456789abcdef") != text.npos) return std::nullopt;
+  return ParseNumber<uint64_t>(text, 16);
 }
 
 }  // namespace
@@ -40,18 +37,10 @@ std::optional<TraceParent> ParseTraceParent(std::string_view text) {
 }
 
 std::string TraceIdText(const TraceParent& parent) {
-  char text[33];
-  std::snprintf(text, sizeof text, "%016llx%016llx",
-                static_cast<unsigned long long>(parent.trace_high),
-                static_cast<unsigned long long>(parent.trace_low));
-  return text;
+  return fmt::format("{:016x}{:016x}", parent.trace_high, parent.trace_low);
 }
 
-std::string SpanIdText(uint64_t span) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(span));
-  return text;
-}
+std::string SpanIdText(uint64_t span) { return fmt::format("{:016x}", span); }
 
 std::string FormatTraceParent(const TraceParent& parent) {
   return "00-" + TraceIdText(parent) + "-" + SpanIdText(parent.span) +

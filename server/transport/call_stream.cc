@@ -6,10 +6,12 @@
 #include <new>
 #include <utility>
 
+#include "server/transport/connection.h"
+
 namespace attend {
 namespace {
 
-// A message is written once no more than this of its call waits for the client.
+// A message is written once no more than this many bytes of its call wait for the client.
 constexpr size_t kWriteAheadBytes = size_t{64} << 10;
 constexpr ConstantHeader kAnswerHeaders[] = {
     {":status", "200"}, {"content-type", "application/grpc"}, {"grpc-accept-encoding", "identity"}};
@@ -24,12 +26,12 @@ void AddStatus(const CallEnd& end, CallMetadata& trailers) {
 
 }  // namespace
 
-CallStream::CallStream(CallShare& share, CallOwner& owner, int32_t id, RequestHead& head,
+CallStream::CallStream(CallShare& share, Connection& connection, int32_t id, RequestHead& head,
                        std::shared_ptr<const ConnectionPeer> peer, TimePoint deadline,
                        MessageBound bound, std::shared_ptr<std::atomic<int64_t>> siblings)
     : share_(share),
       loop_(share.loop),
-      owner_(&owner),
+      connection_(&connection),
       id_(id),
       peer_(std::move(peer)),
       deadline_(deadline),
@@ -72,8 +74,8 @@ template <class F>
 void CallStream::Ask(const F& ask) {
   const MutexLock lock(mutex_);
   ask(asked_);
-  // In a callback of this call, Apply goes on once that returns. Posted under the lock, so that the
-  // call cannot end meanwhile: Apply takes it to see what was asked.
+  // While a callback of this call runs, Apply continues after it. Posted under the lock, so that
+  // the call cannot end in between: Apply takes the lock to read the requests.
   if (!loop_.OnThread() || !applying_) loop_.Post(*this);
 }
 
@@ -140,10 +142,9 @@ void CallStream::Do(Asked& asked) {
 void CallStream::Lose(uint32_t http2_error) {
   answered_ = true;
   cancelled_.store(true, std::memory_order_seq_cst);
-  if (owner_ == nullptr) return;
-  if (leaving_) return owner_->OnUnread();
-  owner_->session().Reset(id_, http2_error);
-  owner_->OnOutput();
+  if (connection_ == nullptr || leaving_) return;
+  connection_->session().Reset(id_, http2_error);
+  connection_->OnOutput();
 }
 
 bool CallStream::Advance() {
@@ -153,12 +154,12 @@ bool CallStream::Advance() {
     handler_->OnCancel();
     return true;
   }
-  if (writing_ && (owner_ == nullptr || output.size() <= kWriteAheadBytes)) {
+  if (writing_ && (connection_ == nullptr || output.size() <= kWriteAheadBytes)) {
     writing_ = false;
-    handler_->OnWritten(owner_ != nullptr);
+    handler_->OnWritten(connection_ != nullptr);
     return true;
   }
-  if (ended_ && owner_ == nullptr) {
+  if (ended_ && connection_ == nullptr) {
     done_ = true;
     handler_->OnDone();
     return true;
@@ -175,9 +176,9 @@ bool CallStream::ReadOne() {
     bool whole = false;
     Status status;
     try {
-      // A call without an owner takes nothing that has just been read.
-      const bool lies = !stored && owner_ != nullptr;
-      status = assembler_.Take(bytes, lies ? owner_->block() : nullptr, message, whole);
+      // A call without a connection takes nothing that has just been read.
+      const bool lies = !stored && connection_ != nullptr;
+      status = assembler_.Take(bytes, lies ? connection_->block() : nullptr, message, whole);
     } catch (const std::bad_alloc&) {
       status = ResourceExhausted("no memory for the message");
     }
@@ -191,15 +192,16 @@ bool CallStream::ReadOne() {
       assembler_.Place(
           handler_->Place(assembler_.begun(), static_cast<int64_t>(assembler_.message_bytes())));
     }
-    if (owner_ != nullptr) {
-      owner_->session().Consume(id_, taken);
-      owner_->OnMessageLength(assembler_.message_bytes(),
-                              whole ? message.places != nullptr : assembler_.placed());
-      owner_->OnOutput();
+    if (connection_ != nullptr) {
+      connection_->session().Consume(id_, taken);
+      connection_->OnMessageLength(assembler_.message_bytes(),
+                                   whole ? message.places != nullptr : assembler_.placed());
+      connection_->OnOutput();
     }
     if (!status.ok()) return Fail(status), true;
     if (!whole) return true;
     reading_ = false;
+    message_pace_.Restart();
     handler_->OnMessage(std::move(message));
     if (unread_at_ == unread_.size()) Forget();
     return true;
@@ -215,7 +217,7 @@ bool CallStream::ReadOne() {
 }
 
 void CallStream::Send(const OutMessage& message) {
-  if (owner_ == nullptr || answered_) return;
+  if (connection_ == nullptr || answered_) return;
   const auto bytes = static_cast<uint64_t>(message.bytes());
   const std::array<char, MessageAssembler::kPrefixBytes> prefix = {
       0, static_cast<char>(bytes >> 24), static_cast<char>(bytes >> 16),
@@ -224,11 +226,11 @@ void CallStream::Send(const OutMessage& message) {
   output.Refer(message.first.bytes, message.first.owner);
   for (const OutMessage::Piece& piece : message.rest) output.Refer(piece.bytes, piece.owner);
   if (std::exchange(responded_, true)) {
-    owner_->session().Resume(id_, *this);
+    connection_->session().Resume(id_, *this);
   } else {
-    owner_->session().Respond(id_, *this, parts_.headers, kAnswerHeaders);
+    connection_->session().Respond(id_, *this, parts_.headers, kAnswerHeaders);
   }
-  owner_->OnOutput();
+  connection_->OnOutput();
 }
 
 void CallStream::End(const CallEnd& end) {
@@ -237,8 +239,8 @@ void CallStream::End(const CallEnd& end) {
   Forget();
   assembler_.Drop();
   if (!late_ || end.status.ok()) return SendEnd(end);
-  // Its handler knows only that the answer is not wanted or that no message has come, and the
-  // client may hear of this first.
+  // The handler knows only that the answer is not wanted or that no message has arrived, and the
+  // client may learn of the deadline first.
   SendEnd({Status(Code::kDeadlineExceeded, "the call's deadline has passed"),
            end.status.code() == Code::kCancelled ? end.trailers : CallMetadata()});
 }
@@ -256,19 +258,19 @@ void CallStream::Fail(const Status& status) {
 }
 
 void CallStream::SendEnd(const CallEnd& end) {
-  if (owner_ == nullptr || std::exchange(answered_, true)) return;
+  if (connection_ == nullptr || std::exchange(answered_, true)) return;
   loop_.Clear(*this);
   // In one block of headers, clients would take initial metadata for trailing metadata.
   if (!parts_.headers.empty() && !std::exchange(responded_, true)) {
-    owner_->session().Respond(id_, *this, parts_.headers, kAnswerHeaders);
+    connection_->session().Respond(id_, *this, parts_.headers, kAnswerHeaders);
   }
   AddStatus(end, parts_.trailers);
   if (responded_) {
-    owner_->session().End(id_, *this, parts_.trailers);
+    connection_->session().End(id_, *this, parts_.trailers);
   } else {
-    owner_->session().RespondWhole(id_, parts_.trailers, kAnswerHeaders);
+    connection_->session().RespondWhole(id_, parts_.trailers, kAnswerHeaders);
   }
-  owner_->OnOutput();
+  connection_->OnOutput();
 }
 
 void CallStream::Keep(std::string_view bytes) {
@@ -279,20 +281,29 @@ void CallStream::Keep(std::string_view bytes) {
 }
 
 void CallStream::Forget() {
-  // As far as its memory goes too: a call may stay open for long.
+  // Frees the memory too: a call may stay open for long.
   std::string().swap(unread_);
   unread_at_ = 0;
 }
 
 void CallStream::TellKept() {
-  const auto kept = static_cast<int64_t>(unread_.size() - unread_at_);
-  if (owner_ != nullptr && kept != told_kept_) owner_->OnKept(kept - told_kept_);
+  if (connection_ == nullptr || leaving_) return;
+  const int64_t kept = static_cast<int64_t>(unread_.size() - unread_at_) + assembler_.held_bytes();
+  if (kept != told_kept_) connection_->OnKept(kept - told_kept_);
   told_kept_ = kept;
 }
 
+bool CallStream::IsStalled(bool restart, TimePoint now, Duration timeout) {
+  const bool waits = waits_for_message();
+  const TimePoint since =
+      message_pace_.Since(came_bytes_, MessagePace::kProgressBytes, restart || !waits, now);
+  return waits && now - since >= timeout;
+}
+
 void CallStream::OnData(std::string_view bytes) {
-  owner_->OnMessageBytes(id_, bytes);
-  if (answered_ || cancelled()) return owner_->session().Consume(id_, bytes.size());
+  connection_->OnMessageBytes(bytes.size());
+  came_bytes_ += std::ssize(bytes);
+  if (answered_ || cancelled()) return connection_->session().Consume(id_, bytes.size());
   incoming_ = bytes;
   Apply();
 }
@@ -308,7 +319,7 @@ void CallStream::OnEnd() {
 }
 
 void CallStream::OnTaken(size_t) {
-  // Not here, where the session writes a frame.
+  // Not here, as the session is writing a frame.
   if (writing_ && output.size() <= kWriteAheadBytes) loop_.Post(*this);
 }
 
@@ -318,15 +329,15 @@ void CallStream::OnClose() {
   output.Clear();
   if (cancelled()) assembler_.Drop();
   Forget();  // it is read no more
-  owner_->OnKept(-std::exchange(told_kept_, 0));
-  leaving_ = owner_->OnStreamClosed(*this, trailers_sent);
-  if (!leaving_) owner_ = nullptr;
+  connection_->OnKept(-std::exchange(told_kept_, 0));
+  leaving_ = connection_->OnStreamClosed(*this, trailers_sent);
+  if (!leaving_) connection_ = nullptr;
   Apply();
 }
 
 void CallStream::OnLeft(bool arrived) {
   if (!arrived) cancelled_.store(true, std::memory_order_seq_cst);
-  owner_ = nullptr;
+  connection_ = nullptr;
   Apply();
 }
 

@@ -22,6 +22,7 @@
 
 #include "kernels/util/clock.h"
 #include "kernels/util/mutex.h"
+#include "server/transport/client_pace.h"
 #include "server/transport/http2_session.h"
 #include "server/transport/loop.h"
 #include "server/transport/message_assembler.h"
@@ -29,30 +30,7 @@
 
 namespace attend {
 
-// The connection of a call. All on the loop's thread.
-class CallOwner {
- public:
-  virtual Http2Session& session() = 0;
-  // The session may have output.
-  virtual void OnOutput() = 0;
-  // More bytes of the call's messages have arrived.
-  virtual void OnMessageBytes(int32_t id, std::string_view bytes) = 0;
-  // The block that holds the bytes of the current read, if messages may keep them there; else null.
-  virtual ReadBlock* block() = 0;
-  // The length of the message that the newest bytes belong to. `placed`: its remaining bytes have
-  // places.
-  virtual void OnMessageLength(size_t bytes, bool placed) = 0;
-  // The number of bytes kept until the handler asks for them has changed by `bytes`.
-  virtual void OnKept(int64_t bytes) = 0;
-  // The stream has closed; `whole`: after its trailers were sent. True: some of its output is still
-  // on the way to the socket, and OnLeft will follow. False: the call no longer uses its owner.
-  virtual bool OnStreamClosed(class CallStream& call, bool whole) = 0;
-  // The client does not read the output that is on its way.
-  virtual void OnUnread() = 0;
-
- protected:
-  ~CallOwner() = default;
-};
+class Connection;
 
 // Buffers of ended calls, reused for later ones, so that a small call allocates little.
 struct CallParts {
@@ -77,8 +55,8 @@ class CallStream final : public ServerCall,
                          private Loop::Timer {
  public:
   // Takes `head` and leaves a used one in exchange. `siblings` counts the connection's calls.
-  // `share` must outlive the call, `owner` its stream.
-  CallStream(CallShare& share, CallOwner& owner, int32_t id, RequestHead& head,
+  // `share` must outlive the call, `connection` its stream.
+  CallStream(CallShare& share, Connection& connection, int32_t id, RequestHead& head,
              std::shared_ptr<const ConnectionPeer> peer, TimePoint deadline, MessageBound bound,
              std::shared_ptr<std::atomic<int64_t>> siblings);
   CallStream(const CallStream&) = delete;
@@ -107,6 +85,18 @@ class CallStream final : public ServerCall,
   void OnClose() override;
   // All its output has reached the socket, or is lost.
   void OnLeft(bool arrived);
+
+  // Whether the client takes the response. `restart`: its time begins now. Call it several times
+  // per timeout.
+  bool IsRead(bool restart, TimePoint now, Duration timeout) {
+    return cancelled() || pace_.Keeps(output, writing_, restart, now, timeout);
+  }
+  bool waits_for_client() const { return !output.empty(); }
+  // The handler waits for the rest of a message that has begun.
+  bool waits_for_message() const { return reading_ && assembler_.under_way() && !answered_; }
+  // Whether such a message has made no progress for `timeout`, by itself. `restart`: its time
+  // begins now. Call it several times per timeout.
+  bool IsStalled(bool restart, TimePoint now, Duration timeout);
 
   int32_t id() const { return id_; }
   // Index in the connection's list.
@@ -142,12 +132,12 @@ class CallStream final : public ServerCall,
   void Lose(uint32_t http2_error);
   void Keep(std::string_view bytes);
   void Forget();  // drops the bytes kept
-  // Reports the change in bytes kept to the owner.
+  // Reports the change in memory to the connection.
   void TellKept();
 
   CallShare& share_;
   Loop& loop_;
-  CallOwner* owner_;  // null once the stream is closed
+  Connection* connection_;  // null once the stream is closed
   const int32_t id_;
   CallParts parts_;
   const std::shared_ptr<const ConnectionPeer> peer_;  // shared by all calls of the connection
@@ -165,6 +155,9 @@ class CallStream final : public ServerCall,
   size_t unread_at_ = 0;  // how much of it has been consumed
   int64_t told_kept_ = 0;
   std::string_view incoming_;  // received in the current OnData
+  OutputPace pace_;
+  MessagePace message_pace_;
+  int64_t came_bytes_ = 0;  // of messages
   bool applying_ = false;
   bool half_closed_ = false;  // the client sends no more
   bool reading_ = false;      // the handler is waiting for a message

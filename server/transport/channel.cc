@@ -2,6 +2,8 @@
 
 #include "server/transport/channel.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -13,6 +15,13 @@ namespace {
 constexpr size_t kVectorsMax = 64;  // per system call
 
 }  // namespace
+
+int64_t Channel::round_trip_us() const {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  const int known = getsockopt(socket(), IPPROTO_TCP, TCP_INFO, &info, &bytes);
+  return known == 0 ? int64_t{info.tcpi_rtt} : 0;
+}
 
 ssize_t PlainChannel::Read(std::span<char> buffer, std::span<char> /*scratch*/) {
   return recv(socket(), buffer.data(), buffer.size(), 0);

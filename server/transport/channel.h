@@ -8,12 +8,15 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "server/limits/connection_holds.h"
 #include "server/transport/output_queue.h"
 #include "server/util/unique_fd.h"
 
@@ -22,7 +25,11 @@ namespace attend {
 // The client of a connection, as known from the connection itself.
 struct ConnectionPeer {
   std::string address;     // as gRPC writes peers: ipv4:127.0.0.1:1234
+  bool local = false;      // on this host: loopback or a Unix socket
   bool encrypted = false;  // by TLS
+  // The tenant that its Unix socket is bound to.
+  std::optional<int> tenant = {};
+  ConnectionHolds::Ref holds = {};  // null: the connection is not counted
   // The client presented a certificate, which was verified and has these names.
   bool certified = false;
   std::vector<std::string> uris = {}, dns_names = {}, common_names = {};
@@ -36,6 +43,8 @@ class Channel {
   Channel& operator=(const Channel&) = delete;
 
   int socket() const { return socket_.get(); }
+  // As measured by TCP; 0 for other sockets.
+  int64_t round_trip_us() const;
 
   // Reads received bytes into `buffer`. Returns their number; 0: the peer has closed; -1: see
   // errno, EAGAIN if nothing has arrived. Never leaves received bytes buffered where epoll would
@@ -51,6 +60,8 @@ class Channel {
   virtual ssize_t Write(const OutputQueue& output, std::span<char> scratch) = 0;
   // The channel has bytes of its own that the socket has not accepted yet.
   virtual bool wants_write() const { return false; }
+  // Whether its client may still be served; if not, the connection ends. Cheap.
+  virtual bool IsTrusted() { return true; }
   // Announces the end of the stream before an orderly close.
   virtual void End() {}
   // The last read contained the peer's announcement that it sends no more.

@@ -59,9 +59,12 @@ Connection::Connection(LoopShare& share, std::unique_ptr<Channel> channel, Conne
       channel_(std::move(channel)),
       peer_(std::make_shared<const ConnectionPeer>(std::move(peer))),
       guard_(std::move(guard)),
+      window_(share.busy, channel_->round_trip_us()),
       unfinished_calls_(std::make_shared<std::atomic<int64_t>>(0)) {
   Http2Session::Owner& owner = *this;
-  session_.emplace(share_.options.session, owner, share_.clock);
+  Http2Session::Limits limits = share_.options.session;
+  limits.connection_window_bytes = std::min(limits.connection_window_bytes, WindowShare::kBytesMin);
+  session_.emplace(limits, owner, share_.clock);
 }
 
 void Connection::Run() {
@@ -85,9 +88,10 @@ void Connection::Begin() {
     index_ = kNoIndex;
     return Close(ResourceExhausted("no memory for another connection"));
   }
+  if (!channel_->IsTrusted()) return Close(Status());
   events_ = EPOLLIN;
   const Status watched = share_.loop.Watch(channel_->socket(), events_, *this);
-  if (!watched.ok()) return Close(watched);
+  if (!watched.ok()) return Close(ResourceExhausted(watched.message()));
   OnOutput();  // sends the SETTINGS frame
   SetTimer();
 }
@@ -141,10 +145,13 @@ void Connection::Read() try {
   if (bytes <= 0) {
     return Close(channel_->wrong().empty() ? Status() : InvalidArgument(channel_->wrong()));
   }
-  if (closing_) return;  // it is being told why, and is not listened to
+  if (closing_) return;  // it is being told why, and not read any more
   const size_t in_place = std::min(static_cast<size_t>(bytes), place.size());
   Status status = Receive(place.first(in_place));
   if (status.ok()) status = Receive(buffer.first(static_cast<size_t>(bytes) - in_place));
+  if (session_->frame_count() > 0 && !std::exchange(spoke_, true) && guard_ != nullptr) {
+    guard_->OnFirstFrame();
+  }
   if (calls_.empty()) ReleaseBlock();
   if (!status.ok()) {
     closing_ = true;
@@ -158,14 +165,11 @@ void Connection::Read() try {
 
 Status Connection::Receive(std::span<char> bytes) {
   if (bytes.empty()) return Status();
-  const int64_t padding = session_->counts().padding_bytes;
   const char* const block = block_.memory.get();
   reading_block_ = block != nullptr && bytes.data() == block + block_.used_bytes;
   if (reading_block_) block_.used_bytes += bytes.size();
   Status status = session_->Receive({bytes.data(), bytes.size()});
   reading_block_ = false;
-  share_.padding_bytes.fetch_add(session_->counts().padding_bytes - padding,
-                                 std::memory_order_relaxed);
   return status;
 }
 
@@ -221,12 +225,12 @@ void Connection::SetEvents() {
 }
 
 void Connection::SetTimer() {
-  if (drain_ended_ || closed_) return;
+  if (closed_ || session_->drain_ended()) return;
   const ConnectionOptions& options = share_.options;
   TimePoint due = drain_at_;
-  if (session_->counts().frames == 0) due = std::min(due, opened_at_ + options.handshake_timeout);
+  if (!spoke_) due = std::min(due, opened_at_ + options.handshake_timeout);
   if (calls_.empty()) due = std::min(due, idle_since_ + options.idle_timeout);
-  if (draining_) due = share_.clock.Now() + options.drain_timeout;
+  if (session_->draining()) due = share_.clock.Now() + options.drain_timeout;
   try {
     share_.loop.Set(*this, due);
   } catch (const std::bad_alloc&) {
@@ -237,13 +241,12 @@ void Connection::SetTimer() {
 void Connection::OnTime() {
   const TimePoint now = share_.clock.Now();
   const ConnectionOptions& options = share_.options;
-  if (draining_) {
-    drain_ended_ = true;
+  if (session_->draining()) {
     session_->EndDrain();
     return OnOutput();
   }
-  if (session_->counts().frames == 0 && now - opened_at_ >= options.handshake_timeout) {
-    return Close(InvalidArgument("no frame arrived in time (--handshake-timeout)"));
+  if (!spoke_ && now - opened_at_ >= options.handshake_timeout) {
+    return Close(Unavailable("no frame arrived in time (--handshake-timeout)"));
   }
   const bool idle = calls_.empty() && now - idle_since_ >= options.idle_timeout;
   if (idle || now >= drain_at_) return Drain();
@@ -289,7 +292,7 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
   const MessageBound bound = share_.methods.MessageBoundOf(head.path);
   auto* const call =
       new CallStream(share_.calls, *this, id, head, peer_, deadline, bound, unfinished_calls_);
-  const Status open = guard_ == nullptr ? Status() : guard_->OpenCall(id);
+  const Status open = guard_ == nullptr ? Status() : guard_->OpenCall();
   if (!open.ok()) {
     call->Drop();
     EndFor(open);
@@ -308,16 +311,23 @@ Http2Stream* Connection::OnRequest(int32_t id, RequestHead&& head) {
   return call;
 }
 
-void Connection::OnMessageBytes(int32_t id, std::string_view bytes) {
-  if (guard_ != nullptr) guard_->OnMessageBytes(id, bytes);
+void Connection::OnMessageLength(size_t bytes, bool placed) {
+  message_bytes_ = bytes;
+  message_placed_ = placed;
+  window_.SetLarge(bytes >= kLargeBytes);
+  if (bytes < kLargeBytes) return;
+  const int32_t window = window_.Bytes(share_.options.session.connection_window_bytes);
+  const Status set = session_->SetWindow(window);
+  if (!set.ok()) EndFor(set);
+}
+
+void Connection::OnMessageBytes(size_t bytes) {
+  came_bytes_ += static_cast<int64_t>(bytes);
+  if (guard_ != nullptr) guard_->OnMessageBytes(static_cast<int64_t>(bytes));
 }
 
 void Connection::OnKept(int64_t bytes) {
   if (guard_ != nullptr) guard_->OnKept(bytes);
-}
-
-void Connection::OnGrant(int32_t id, int64_t bytes) {
-  if (guard_ != nullptr) guard_->OnGrant(id, bytes);
 }
 
 void Connection::EndFor(const Status& why) {
@@ -334,11 +344,12 @@ bool Connection::OnStreamClosed(CallStream& call, bool whole) {
   std::swap(calls_[call.place], calls_.back());
   calls_.pop_back();
   if (calls_.empty()) {
+    window_.SetLarge(false);
     block_wasted_ = false;
     if (!reading_block_) ReleaseBlock();
   }
-  if (guard_ != nullptr) guard_->CloseCall(call.id());
-  if (calls_.empty() && !closed_ && !draining_) {
+  if (guard_ != nullptr) guard_->CloseCall();
+  if (calls_.empty() && !closed_ && !session_->draining()) {
     idle_since_ = share_.clock.Now();
     SetTimer();
   }
@@ -346,7 +357,7 @@ bool Connection::OnStreamClosed(CallStream& call, bool whole) {
 }
 
 void Connection::Drain() {
-  if (closed_ || std::exchange(draining_, true)) return;
+  if (closed_ || session_->draining()) return;
   session_->Drain();
   OnOutput();
   SetTimer();

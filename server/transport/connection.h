@@ -9,10 +9,12 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -24,6 +26,7 @@
 #include "server/transport/http2_session.h"
 #include "server/transport/loop.h"
 #include "server/transport/server_call.h"
+#include "server/transport/window_share.h"
 
 namespace attend {
 
@@ -34,17 +37,17 @@ class ConnectionGuard {
   virtual ~ConnectionGuard() = default;
   // A call begins; CloseCall follows when its stream ends. An error ends the connection: its peer
   // has too many open calls.
-  virtual Status OpenCall(int32_t id) = 0;
-  virtual void CloseCall(int32_t id) = 0;
-  // More bytes of a call's messages have arrived.
-  virtual void OnMessageBytes(int32_t id, std::string_view bytes) = 0;
-  // The number of bytes kept has changed by `bytes`: unread messages, and the connection's read
-  // block.
+  virtual Status OpenCall() = 0;
+  virtual void CloseCall() = 0;
+  // The client's first frame has come.
+  virtual void OnFirstFrame() {}
+  // More bytes of messages have arrived.
+  virtual void OnMessageBytes(int64_t bytes) = 0;
+  // The memory of unfinished and unread messages, and of the connection's read block, has changed
+  // by `bytes`.
   virtual void OnKept(int64_t bytes) = 0;
-  // The client may send `bytes` more of a call's messages; of all calls, if the id is 0.
-  virtual void OnGrant(int32_t id, int64_t bytes) = 0;
   // The connection has ended and its socket is about to be closed. `why` is an error if the client
-  // caused it.
+  // caused it: DEADLINE_EXCEEDED if a message has stalled, UNAVAILABLE if no frame came in time.
   virtual void OnEnd(const Status& why) = 0;
 };
 
@@ -59,18 +62,26 @@ struct ConnectionOptions {
   Duration age_max = std::chrono::hours(24 * 365);
   // Calls of a connection whose handlers are not done, including those whose streams were reset.
   int64_t calls_max = 4096;
+  // A connection on which a message stalls for this long is ended; zero: none.
+  Duration message_timeout{};
+  // A call is cancelled whose client does not take its response for this long; zero: none.
+  Duration write_timeout{};
+  // Told of each such call, with its peer's address, on a loop's thread. Must not throw.
+  std::function<void(const std::string& peer)> on_unread = [](const std::string&) {};
 };
 
 // Shared by all connections of a loop. Used on the loop's thread, except for the counts.
-struct LoopShare {
+class LoopShare final : private Loop::Timer {
+ public:
   LoopShare(Loop& its_loop, CallMethods& its_methods, const Clock& its_clock,
             const ConnectionOptions& its_options, std::atomic<int64_t>& all_calls,
-            size_t read_bytes_max, BlockPool& its_blocks)
+            std::atomic<int64_t>& all_busy, size_t read_bytes_max, BlockPool& its_blocks)
       : loop(its_loop),
         methods(its_methods),
         clock(its_clock),
         options(its_options),
         calls{its_loop, all_calls},
+        busy(all_busy),
         blocks(its_blocks),
         memory(new char[2 * read_bytes_max]),
         buffer(memory.get(), read_bytes_max),
@@ -78,27 +89,35 @@ struct LoopShare {
     calls.spare.reserve(CallShare::kSpareMax);
   }
 
+  // Starts and ends the checks for clients that do not read or send. On the loop's thread.
+  void BeginLooks();
+  void EndLooks() { loop.Clear(*this); }
+
   Loop& loop;
   CallMethods& methods;
   const Clock& clock;
   const ConnectionOptions options;
   CallShare calls;
-  BlockPool& blocks;  // for large messages
+  std::atomic<int64_t>& busy;  // connections with large messages, over all loops
+  BlockPool& blocks;           // for large messages
   std::vector<class Connection*> connections;
   std::atomic<int64_t> connections_count{0};
-  std::atomic<int64_t> padding_bytes{0};  // bytes of padding received
   const std::unique_ptr<char[]> memory;
   const std::span<char> buffer;                     // for reads
   const std::span<char> scratch;                    // for the channel
   std::minstd_rand random{std::random_device()()};  // for connection ages
+
+ private:
+  void OnTime() override;
+
+  TimePoint look_at_;
 };
 
 class Connection final : public Loop::Task,
                          private Loop::Watcher,
                          private Loop::TurnEnd,
                          private Loop::Timer,
-                         private Http2Session::Owner,
-                         private CallOwner {
+                         private Http2Session::Owner {
  public:
   // Post it to the share's loop to start it. May throw std::bad_alloc. `guard` may be null.
   Connection(LoopShare& share, std::unique_ptr<Channel> channel, ConnectionPeer peer,
@@ -108,8 +127,34 @@ class Connection final : public Loop::Task,
 
   // Asks the client to leave once its calls have ended.
   void Drain();
+  // Ends the connection if its client is not trusted any more.
+  void Recheck();
+  // Cancels calls whose responses the client does not take, or ends the connection if it takes
+  // nothing at all, or sends nothing of messages that have begun. `late`: the process has stood
+  // still, and clients have their time again.
+  void Look(TimePoint now, bool late);
+  // Some of a response waits for the client.
+  bool waits_for_client();
+  const ConnectionPeer& peer() const { return *peer_; }
   // Ends the connection and its calls at once.
   void Close(Status why);  // by value: it may be the session's, which is destroyed
+
+  // For its calls.
+  Http2Session& session() { return *session_; }
+  // The session may have output.
+  void OnOutput() { share_.loop.AtTurnEnd(*this); }
+  // More bytes of a call's messages have arrived.
+  void OnMessageBytes(size_t bytes);
+  // The block that holds the bytes of the current read, if messages may keep them there; else null.
+  ReadBlock* block() { return reading_block_ ? &block_ : nullptr; }
+  // The length of the message that the newest bytes belong to. `placed`: its remaining bytes have
+  // places.
+  void OnMessageLength(size_t bytes, bool placed);
+  // The memory of messages that a call's handler does not have yet has changed by `bytes`.
+  void OnKept(int64_t bytes);
+  // The stream has closed; `whole`: after its trailers were sent. True: some of its output is still
+  // on the way to the socket, and OnLeft will follow. False: the call no longer uses this.
+  bool OnStreamClosed(CallStream& call, bool whole);
 
  private:
   static constexpr size_t kNoIndex = static_cast<size_t>(-1);
@@ -120,22 +165,12 @@ class Connection final : public Loop::Task,
   void OnTurnEnd() override;
   void OnTime() override;
   Http2Stream* OnRequest(int32_t id, RequestHead&& head) override;
-  Http2Session& session() override { return *session_; }
-  void OnOutput() override { share_.loop.AtTurnEnd(*this); }
-  void OnMessageBytes(int32_t id, std::string_view bytes) override;
-  ReadBlock* block() override { return reading_block_ ? &block_ : nullptr; }
-  void OnMessageLength(size_t bytes, bool placed) override {
-    message_bytes_ = bytes;
-    message_placed_ = placed;
-  }
-  void OnKept(int64_t bytes) override;
-  void OnGrant(int32_t id, int64_t bytes) override;
-  bool OnStreamClosed(CallStream& call, bool whole) override;
-  void OnUnread() override { EndFor(Status()); }
 
   void Begin();
   // Ends the connection after telling the client what it did wrong.
   void EndFor(const Status& why);
+  void EndUnread(TimePoint now, bool late);
+  void EndStalled(TimePoint now, bool late);
   void Read();
   // The buffer for bytes without a place: a block, if the newest message is large. `after_place`:
   // the read fills a place first.
@@ -155,6 +190,7 @@ class Connection final : public Loop::Task,
   std::unique_ptr<Channel> channel_;
   const std::shared_ptr<const ConnectionPeer> peer_;
   const std::unique_ptr<ConnectionGuard> guard_;
+  WindowShare window_;
   std::optional<Http2Session> session_;
   std::vector<CallStream*> calls_;  // with open streams
   // Calls whose last bytes are still in the session's output. `last`: the position, in
@@ -176,12 +212,15 @@ class Connection final : public Loop::Task,
   bool reading_block_ = false;  // the current read went to `block_`
   // Messages used little of a block: no more blocks until all calls have ended.
   bool block_wasted_ = false;
-  uint32_t events_ = 0;   // registered with epoll
-  bool blocked_ = false;  // the socket's buffer is full
+  MessagePace pace_;  // of what has left
+  MessagePace message_pace_;
+  MessagePace unread_pace_;  // of what has left while the client is not read
+  int64_t came_bytes_ = 0;   // of all calls' messages
+  uint32_t events_ = 0;      // registered with epoll
+  bool blocked_ = false;     // the socket's buffer is full
   bool begun_ = false;
-  bool draining_ = false;
-  bool drain_ended_ = false;  // the drain timeout has passed
-  bool closing_ = false;      // closes once its output has been sent
+  bool spoke_ = false;    // its first frame has come
+  bool closing_ = false;  // closes once its output has been sent
   bool closed_ = false;
   Status end_status_;
   size_t index_ = kNoIndex;  // in LoopShare::connections

@@ -14,7 +14,7 @@ constexpr int64_t kHardHeaderFactor = 8;
 constexpr int32_t kStreamMax = 0x7fffffff;
 constexpr size_t kFrameHeadBytes = 9;
 constexpr size_t kResetBytes = 4;
-constexpr std::string_view kDrainPing = "draining";  // eight bytes, as of every ping
+constexpr std::string_view kDrainPing = "draining";  // every ping has eight bytes
 
 std::string_view View(const uint8_t* data, size_t bytes) {
   return {reinterpret_cast<const char*>(data), bytes};
@@ -22,14 +22,14 @@ std::string_view View(const uint8_t* data, size_t bytes) {
 
 }  // namespace
 
-// The functions that nghttp2 calls. No exception may pass through it.
+// Callbacks for nghttp2. No exception may pass through it.
 struct Http2Session::Callbacks {
   template <class F>
   static int Guard(Http2Session& self, const F& function) {
     try {
       return function();
     } catch (const std::bad_alloc&) {
-      self.complaint_ = "no memory";  // short enough to need none itself
+      self.complaint_ = "no memory";  // short enough to need no allocation
       return NGHTTP2_ERR_CALLBACK_FAILURE;
     }
   }
@@ -105,7 +105,7 @@ struct Http2Session::Callbacks {
       self.output_.Copy(View(head, kFrameHeadBytes));
       stream.output.MoveTo(self.output_, bytes);
       self.budget_.CountSent(static_cast<int64_t>(bytes));
-      (void)frame;  // without padding, as none was asked for
+      (void)frame;  // without padding, as none was requested
       if (bytes > 0) stream.OnTaken(bytes);
       return 0;
     });
@@ -113,7 +113,12 @@ struct Http2Session::Callbacks {
 };
 
 Http2Session::Http2Session(const Limits& limits, Owner& owner, const Clock& clock)
-    : limits_(limits), owner_(owner), clock_(clock), budget_(limits.rates), now_(clock.Now()) {
+    : limits_(limits),
+      window_bytes_(limits.connection_window_bytes),
+      owner_(owner),
+      clock_(clock),
+      budget_(limits.rates),
+      now_(clock.Now()) {
   nghttp2_session_callbacks* calls = nullptr;
   nghttp2_option* option = nullptr;
   if (nghttp2_session_callbacks_new(&calls) != 0 || nghttp2_option_new(&option) != 0) {
@@ -132,7 +137,7 @@ Http2Session::Http2Session(const Limits& limits, Owner& owner, const Clock& cloc
   nghttp2_option_set_no_auto_window_update(option, 1);
   nghttp2_option_set_no_closed_streams(option, 1);
   nghttp2_option_set_max_continuations(option, FrameBudget::kContinuationsMax);
-  // The budget of frames bounds them; nghttp2's own is far below what honest clients cancel.
+  // The frame budget bounds resets; nghttp2's own limit is far below what honest clients cancel.
   nghttp2_option_set_stream_reset_rate_limit(option, limits.rates.resets.burst,
                                              limits.rates.resets.per_second);
   nghttp2_mem memory = memory_.Functions();
@@ -200,7 +205,7 @@ std::span<char> Http2Session::Room() const {
 
 bool Http2Session::JudgeFrame() {
   const nghttp2_frame_hd& head = frames_.head();
-  ++counts_.frames;
+  ++frame_count_;
   if (head.type == NGHTTP2_DATA) data_frame_bytes_ = head.length;
   left_out_ = head.type == NGHTTP2_RST_STREAM && head.length == kResetBytes &&
               head.stream_id % 2 == 1 && head.stream_id > budget_.newest_stream();
@@ -231,7 +236,7 @@ int Http2Session::BeginHeaders(const nghttp2_frame& frame) {
 }
 
 int Http2Session::AddHeader(std::string_view name, std::string_view value) {
-  // The client's own trailers are counted alone.
+  // The client's trailers are only counted, not kept.
   head_.Add(name, value, request_ ? limits_.header_list_bytes_max : 0);
   const int64_t most = limits_.header_list_bytes_max * kHardHeaderFactor;
   if (head_.list_bytes <= most) return 0;
@@ -246,7 +251,6 @@ void Http2Session::EndFrame(const nghttp2_frame& frame) {
     case NGHTTP2_DATA: {
       const bool ends = (frame.hd.flags & NGHTTP2_FLAG_END_STREAM) != 0;
       if (frame.data.padlen > 0) {
-        counts_.padding_bytes += static_cast<int64_t>(frame.data.padlen);
         const auto left = static_cast<int64_t>(frame.hd.length - frame.data.padlen);
         if (!ends && left < FrameBudget::kSmallBytes && !budget_.Empty(now_)) {
           return Complain("more padding frames came than a connection may send");
@@ -272,9 +276,6 @@ void Http2Session::EndFrame(const nghttp2_frame& frame) {
 
 void Http2Session::EndHeaders(const nghttp2_frame& frame) {
   const int32_t id = frame.hd.stream_id;
-  if (frame.headers.padlen > 0) {
-    counts_.padding_bytes += static_cast<int64_t>(frame.headers.padlen);
-  }
   if (frame.headers.cat == NGHTTP2_HCAT_REQUEST) {
     Http2Stream* const stream = owner_.OnRequest(id, std::move(head_));
     if (stream == nullptr) return;
@@ -304,14 +305,12 @@ ssize_t Http2Session::ReadOutput(int32_t id, Http2Stream& stream, size_t bytes_m
 }
 
 void Http2Session::Sent(const nghttp2_frame& frame) {
-  if (frame.hd.type == NGHTTP2_WINDOW_UPDATE) {
-    owner_.OnGrant(frame.hd.stream_id, frame.window_update.window_size_increment);
-  }
   if (frame.hd.type == NGHTTP2_GOAWAY && frame.goaway.error_code != NGHTTP2_NO_ERROR) {
     wrong_ = InvalidArgument(std::string("the client violated HTTP/2: ") +
                              nghttp2_http2_strerror(frame.goaway.error_code));
   } else if (frame.hd.type == NGHTTP2_GOAWAY && frame.goaway.last_stream_id == kStreamMax) {
-    // Its answer comes once the client knows. Any sooner, the ping would overtake the notice.
+    // Its acknowledgement arrives once the client knows. Sent any sooner, the ping would overtake
+    // the notice.
     nghttp2_submit_ping(session_, NGHTTP2_FLAG_NONE,
                         reinterpret_cast<const uint8_t*>(kDrainPing.data()));
   }
@@ -319,7 +318,7 @@ void Http2Session::Sent(const nghttp2_frame& frame) {
   if (frame.hd.type != NGHTTP2_HEADERS || !ends) return;
   const int32_t id = frame.hd.stream_id;
   if (Http2Stream* const stream = Find(id)) stream->trailers_sent = true;
-  // The client need not send the rest. Any sooner, this would overtake the trailers.
+  // The client need not send the rest. Sent any sooner, this would overtake the trailers.
   if (nghttp2_session_get_stream_remote_close(session_, id) != 0) return;
   budget_.CountEarlyEnd(limits_.stream_window_bytes);
   Reset(id, NGHTTP2_NO_ERROR);
@@ -358,13 +357,20 @@ void Http2Session::Consume(int32_t id, size_t bytes) {
   nghttp2_session_consume_stream(session_, id, bytes);
 }
 
+Status Http2Session::SetWindow(int32_t bytes) {
+  if (std::exchange(window_bytes_, bytes) == bytes) return Status();
+  const int set = nghttp2_session_set_local_window_size(session_, NGHTTP2_FLAG_NONE, 0, bytes);
+  return set == 0 ? Status() : ResourceExhausted("no memory for a window's update");
+}
+
 void Http2Session::Drain() {
   if (std::exchange(draining_, true)) return;
   nghttp2_submit_shutdown_notice(session_);
 }
 
 void Http2Session::EndDrain() {
-  // Streams that the client began before it knew have come by now.
+  if (std::exchange(drain_ended_, true)) return;
+  // Streams that the client began before it knew have arrived by now.
   nghttp2_submit_goaway(session_, NGHTTP2_FLAG_NONE,
                         nghttp2_session_get_last_proc_stream_id(session_), NGHTTP2_NO_ERROR,
                         nullptr, 0);

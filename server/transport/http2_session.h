@@ -73,16 +73,11 @@ class Http2Session {
     // A larger list refuses the call; eight times as much ends the connection.
     int64_t header_list_bytes_max = int64_t{8} << 10;
     int32_t stream_window_bytes = 1 << 20;
-    int32_t connection_window_bytes = 16 << 20;
+    int32_t connection_window_bytes = 16 << 20;  // see also SetWindow
     uint32_t frame_bytes_max = 1 << 18;
     // At this size nothing more is produced until some of the output has left.
     size_t output_bytes_max = size_t{1} << 20;
     FrameRates rates;
-  };
-  // Frame statistics of a connection.
-  struct Counts {
-    int64_t padding_bytes = 0;
-    int64_t frames = 0;
   };
 
   class Owner {
@@ -90,8 +85,6 @@ class Http2Session {
     // A request has begun on the stream. Null: it was answered completely or reset, and further
     // data is discarded. The head may be exchanged for another one to be reused.
     virtual Http2Stream* OnRequest(int32_t id, RequestHead&& head) = 0;
-    // The client has been granted `bytes` more on a stream; on all streams, if the id is 0.
-    virtual void OnGrant(int32_t id, int64_t bytes) = 0;
 
    protected:
     ~Owner() = default;
@@ -130,14 +123,21 @@ class Http2Session {
   // `bytes` received on a stream are no longer kept: the client may send as many more.
   void Consume(int32_t id, size_t bytes);
 
+  // Sets the connection's receive window. A smaller one takes effect as data arrives. The
+  // connection must end after an error.
+  Status SetWindow(int32_t bytes);
+
   // Asks the client to open no more streams. Those already on their way are served.
   void Drain();
+  bool draining() const { return draining_; }
   // Refuses further streams. After Drain this happens by itself once the client has acknowledged.
   void EndDrain();
+  bool drain_ended() const { return drain_ended_; }
   // Ends the connection and all streams, once the frame has been sent.
   void Terminate(uint32_t error_code);
 
-  const Counts& counts() const { return counts_; }
+  // Frames received.
+  int64_t frame_count() const { return frame_count_; }
   // Where the next bytes should be read to, if they belong to a stream: at most the rest of their
   // frame. Empty: anywhere.
   std::span<char> Room() const;
@@ -162,6 +162,7 @@ class Http2Session {
   }
 
   const Limits limits_;
+  int32_t window_bytes_;  // of the connection
   Owner& owner_;
   const Clock& clock_;
   Http2Memory memory_;
@@ -173,12 +174,13 @@ class Http2Session {
   // a call that is cancelled before its headers have left, and gRPC's servers ignore it.
   bool left_out_ = false;
   FrameBudget budget_;
-  Counts counts_;
+  int64_t frame_count_ = 0;
   size_t data_frame_bytes_ = 0;  // of the newest DATA frame
   TimePoint now_;                // arrival time of the bytes being processed
   RequestHead head_;             // of the header block being received; there is one at a time
   bool request_ = false;         // that block begins a request
   bool draining_ = false;
+  bool drain_ended_ = false;
   bool acknowledged_ = false;          // the client has acknowledged the settings
   uint32_t unacknowledged_calls_ = 0;  // calls received before that
   Status wrong_;

@@ -8,6 +8,7 @@
 #include <nghttp2/nghttp2.h>
 
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -31,19 +32,22 @@ struct Http2Transport::Part {
     TimePoint asked_;
   };
 
-  class DrainAll final : public Loop::Task {
+  class ForAll final : public Loop::Task {
    public:
-    explicit DrainAll(Part& part) : part_(part) {}
+    ForAll(Part& part, void (Connection::*act)()) : part_(part), act_(act) {}
     void Run() override {
-      for (Connection* const connection : part_.share->connections) connection->Drain();
+      const std::vector<Connection*>& all = part_.share->connections;
+      // Backwards, because a connection that ends is replaced by the last one.
+      for (size_t i = all.size(); i-- > 0;) (all[i]->*act_)();
     }
 
    private:
     Part& part_;
+    void (Connection::*const act_)();
   };
 
   std::optional<LoopShare> share;
-  DrainAll drain{*this};
+  ForAll drain{*this, &Connection::Drain}, recheck{*this, &Connection::Recheck};
   Look look;
   std::unique_ptr<Loop> loop;  // destroyed first: its thread uses the rest
 };
@@ -66,8 +70,9 @@ Result<std::unique_ptr<Http2Transport>> Http2Transport::Start(const Options& opt
     if (!loop.ok()) return loop.status();
     part->loop = std::move(*loop);
     part->share.emplace(*part->loop, methods, clock, options.connection, transport->calls_,
-                        options.read_bytes_max,
+                        transport->busy_, options.read_bytes_max,
                         options.blocks == nullptr ? transport->heap_ : *options.blocks);
+    part->loop->RunAndWait([&part] { part->share->BeginLooks(); });
     transport->parts_.push_back(std::move(part));
   }
   return transport;
@@ -76,6 +81,7 @@ Result<std::unique_ptr<Http2Transport>> Http2Transport::Start(const Options& opt
 Http2Transport::~Http2Transport() {
   for (const auto& part : parts_) {
     part->loop->RunAndWait([&part] {
+      part->share->EndLooks();
       std::vector<Connection*>& all = part->share->connections;
       while (!all.empty()) all.back()->Close(Status());
     });
@@ -102,6 +108,10 @@ void Http2Transport::Drain() {
   for (const auto& part : parts_) part->loop->Post(part->drain);
 }
 
+void Http2Transport::Recheck() {
+  for (const auto& part : parts_) part->loop->Post(part->recheck);
+}
+
 int64_t Http2Transport::CountConnections() const {
   int64_t sum = 0;
   for (const auto& part : parts_) {
@@ -110,12 +120,19 @@ int64_t Http2Transport::CountConnections() const {
   return sum;
 }
 
-int64_t Http2Transport::CountPadding() const {
-  int64_t sum = 0;
+std::vector<std::string> Http2Transport::WaitingPeers() const {
+  std::vector<std::string> peers;
   for (const auto& part : parts_) {
-    sum += part->share->padding_bytes.load(std::memory_order_relaxed);
+    part->loop->RunAndWait([&] {
+      try {
+        for (Connection* const connection : part->share->connections) {
+          if (connection->waits_for_client()) peers.push_back(connection->peer().address);
+        }
+      } catch (const std::bad_alloc&) {  // those found so far
+      }
+    });
   }
-  return sum;
+  return peers;
 }
 
 Duration Http2Transport::StoodStill() {

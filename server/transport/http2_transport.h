@@ -46,11 +46,13 @@ class Http2Transport {
   // Asks the clients of all current connections to open no more calls. A connection closes once the
   // calls on it that were already on their way are done.
   void Drain();
+  // Ends connections whose clients are not trusted any more.
+  void Recheck();
 
   int64_t CountConnections() const;
   int64_t CountCalls() const { return calls_.load(); }
-  // Padding bytes received; legal in HTTP/2, but they carry nothing.
-  int64_t CountPadding() const;
+  // The peers of connections with responses that their clients have not taken.
+  std::vector<std::string> WaitingPeers() const;
   // The longest time that a loop has been unresponsive: since a probe posted by an earlier call
   // that it has not run yet. Each call posts new probes to the responsive loops.
   Duration StoodStill() ATTEND_EXCLUDES(mutex_);
@@ -64,6 +66,7 @@ class Http2Transport {
   const Clock& clock_;
   Mutex mutex_;  // guards the probes of StoodStill
   std::atomic<int64_t> calls_{0};
+  std::atomic<int64_t> busy_{0};  // connections with large messages
   BlockPool heap_{0};
   std::vector<std::unique_ptr<Part>> parts_;
 };

@@ -87,7 +87,7 @@ class Loop {
   // must outlive the loop.
   static Result<std::unique_ptr<Loop>> Start(
       ThreadName name, const Clock& clock, std::function<void()> after_events = [] {});
-  // Runs the tasks posted so far, then ends the thread. No descriptor may be watched any more.
+  // Runs the tasks posted so far, then ends the thread. No watcher or timer is called any more.
   ~Loop();
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;

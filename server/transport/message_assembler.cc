@@ -83,6 +83,7 @@ void MessageAssembler::Settle(std::string_view bytes) {
   } else {
     pieces_.push_back({{to, bytes.size()}, places_});
   }
+  held_bytes_ += static_cast<int64_t>(bytes.size());
   Advance(bytes.size());
 }
 

@@ -56,7 +56,7 @@ class MessageAssembler {
   void Drop();
   // Whether a message has begun and is not complete.
   bool under_way() const { return prefix_bytes_ > 0; }
-  // Memory used by the current message.
+  // Memory used by the current message, its places included.
   int64_t held_bytes() const { return held_bytes_; }
   // Length of the newest message whose prefix is complete.
   size_t message_bytes() const { return length_; }

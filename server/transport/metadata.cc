@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "server/util/parse_number.h"
+
 namespace attend {
 namespace {
 
@@ -25,24 +27,10 @@ constexpr std::array<int8_t, 256> MakeDigits() {
 }
 constexpr std::array<int8_t, 256> kDigits = MakeDigits();
 
-std::optional<Duration> UnitOf(char unit) {
-  switch (unit) {
-    case 'H':
-      return std::chrono::hours(1);
-    case 'M':
-      return std::chrono::minutes(1);
-    case 'S':
-      return std::chrono::seconds(1);
-    case 'm':
-      return std::chrono::milliseconds(1);
-    case 'u':
-      return std::chrono::microseconds(1);
-    case 'n':
-      return std::chrono::nanoseconds(1);
-    default:
-      return std::nullopt;
-  }
-}
+constexpr std::string_view kTimeUnits = "HMSmun";
+constexpr std::array<Duration, kTimeUnits.size()> kTimes = {
+    std::chrono::hours(1),        std::chrono::minutes(1),      std::chrono::seconds(1),
+    std::chrono::milliseconds(1), std::chrono::microseconds(1), std::chrono::nanoseconds(1)};
 
 }  // namespace
 
@@ -125,17 +113,14 @@ std::string PercentEncode(std::string_view message) {
 
 std::optional<Duration> ParseTimeout(std::string_view text) {
   if (text.size() < 2 || text.size() > kTimeoutDigitsMax + 1) return std::nullopt;
-  const std::optional<Duration> unit = UnitOf(text.back());
-  if (!unit) return std::nullopt;
+  const size_t unit = kTimeUnits.find(text.back());
+  if (unit == kTimeUnits.npos) return std::nullopt;
   text.remove_suffix(1);
-  int64_t number = 0;
-  for (const char digit : text) {
-    if (digit < '0' || digit > '9') return std::nullopt;
-    number = number * 10 + (digit - '0');
-  }
+  const std::optional<int64_t> number = ParseNumber<int64_t>(text);
+  if (!number || text.front() == '-') return std::nullopt;
   // Only hours can overflow: 99,999,999 of them exceed 2^63 ns.
-  if (number > Duration::max() / *unit) return Duration::max();
-  return *unit * number;
+  if (*number > Duration::max() / kTimes[unit]) return Duration::max();
+  return kTimes[unit] * *number;
 }
 
 }  // namespace attend

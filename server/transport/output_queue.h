@@ -29,23 +29,24 @@ class OutputQueue {
 
   void Copy(std::string_view bytes) {
     if (bytes.empty()) return;
-    if (blocks_.empty() || blocks_.back().capacity() - blocks_.back().size() < bytes.size()) {
-      AddBlock(bytes.size());
+    if (block_ == nullptr || block_->capacity() - block_->size() < bytes.size()) {
+      block_ = std::make_shared<std::string>();
+      // At least 64 bytes: on the heap, so it does not move.
+      block_->reserve(std::max({block_bytes_, bytes.size(), size_t{64}}));
     }
-    std::string& block = blocks_.back();
-    const char* const at = block.data() + block.size();
-    if (!pieces_.empty() && pieces_.back().copied && pieces_.back().bytes.end() == at) {
+    const char* const at = block_->data() + block_->size();
+    if (!pieces_.empty() && pieces_.back().bytes.end() == at && pieces_.back().owner == block_) {
       Piece& last = pieces_.back();
       last.bytes = {last.bytes.data(), last.bytes.size() + bytes.size()};
     } else {
-      pieces_.push_back({{at, bytes.size()}, nullptr, true, oldest_ + blocks_.size() - 1});
+      pieces_.push_back({{at, bytes.size()}, block_});
     }
-    block.append(bytes);
+    block_->append(bytes);
     Count(bytes.size());
   }
   void Refer(std::string_view bytes, std::shared_ptr<const void> owner) {
     if (bytes.size() <= kCopyBytesMax) return Copy(bytes);
-    pieces_.push_back({bytes, std::move(owner), false, 0});
+    pieces_.push_back({bytes, std::move(owner)});
     Count(bytes.size());
   }
   // Moves the first `bytes`, which must exist, to the end of `to`.
@@ -53,9 +54,7 @@ class OutputQueue {
     while (bytes > 0) {
       Piece& first = pieces_[first_];
       const std::string_view piece = first.bytes.substr(0, bytes);
-      if (first.copied) {
-        to.Copy(piece);
-      } else if (piece.size() < first.bytes.size()) {
+      if (piece.size() < first.bytes.size()) {
         to.Refer(piece, first.owner);
       } else {
         to.Refer(piece, std::move(first.owner));
@@ -89,7 +88,7 @@ class OutputQueue {
     size_ = 0;
     pieces_.clear();
     if (pieces_.capacity() > kPiecesKept) std::vector<Piece>().swap(pieces_);
-    KeepOneBlock();
+    KeepBlock();
   }
 
   size_t size() const { return size_; }
@@ -103,46 +102,25 @@ class OutputQueue {
 
   struct Piece {
     std::string_view bytes;
-    std::shared_ptr<const void> owner;
-    bool copied = false;  // into block number `block`
-    uint64_t block = 0;
+    std::shared_ptr<const void> owner;  // of copied bytes: their block
   };
 
-  void AddBlock(size_t bytes) {
-    std::string block = std::exchange(spare_, std::string());
-    // At least 64 bytes: on the heap, so it does not move.
-    block.reserve(std::max({block_bytes_, bytes, size_t{64}}));
-    blocks_.push_back(std::move(block));
-  }
   void PopFirst() {
-    const Piece popped = std::move(pieces_[first_]);
+    pieces_[first_].owner.reset();
     if (++first_ == pieces_.size()) {
       pieces_.clear();
       first_ = 0;
-      return KeepOneBlock();
-    }
-    if (popped.copied) {
-      // Pieces leave in the order of their blocks.
-      for (; oldest_ < popped.block; ++oldest_) {
-        Spare(std::move(blocks_.front()));
-        blocks_.erase(blocks_.begin());
-      }
+      return KeepBlock();
     }
     if (2 * first_ < pieces_.size()) return;
     pieces_.erase(pieces_.begin(), pieces_.begin() + static_cast<std::ptrdiff_t>(first_));
     first_ = 0;
   }
-  void Spare(std::string&& block) {
-    if (block.capacity() > 2 * block_bytes_) return;
-    block.clear();
-    spare_ = std::move(block);
-  }
-  // Call when no piece refers to a block.
-  void KeepOneBlock() {
-    if (blocks_.empty()) return;
-    oldest_ += blocks_.size();
-    Spare(std::move(blocks_.back()));
-    blocks_.clear();
+  // Keeps the block for the next bytes, unless it is large or still in use. Without pieces only.
+  void KeepBlock() {
+    if (block_ == nullptr) return;
+    if (block_.use_count() > 1 || block_->capacity() > 2 * block_bytes_) return block_.reset();
+    block_->clear();
   }
   void Count(size_t bytes) {
     size_ += bytes;
@@ -151,10 +129,8 @@ class OutputQueue {
 
   size_t block_bytes_;
   std::vector<Piece> pieces_;
-  size_t first_ = 0;                 // the first remaining piece
-  std::vector<std::string> blocks_;  // of copied pieces
-  uint64_t oldest_ = 0;              // number of the first block
-  std::string spare_;                // reused for the next block
+  size_t first_ = 0;                    // the first remaining piece
+  std::shared_ptr<std::string> block_;  // of the newest copied bytes
   size_t size_ = 0;
   uint64_t added_ = 0;
 };

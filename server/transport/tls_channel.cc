@@ -72,6 +72,7 @@ int TlsChannel::ReadCiphertext(BIO* bio, char* to, size_t size, size_t* taken) {
   *taken = 0;
   const ssize_t bytes = self.handshaking_ ? recv(self.socket(), to, size, 0) : -1;
   if (bytes > 0) *taken = static_cast<size_t>(bytes);
+  self.spoke_ |= bytes > 0;
   const bool later = bytes < 0 && (!self.handshaking_ || WouldBlock());
   if (later) BIO_set_retry_read(bio);
   self.peer_closed_ = bytes <= 0 && !later;
@@ -137,7 +138,7 @@ TlsChannel::Step TlsChannel::Handshake() {
 }
 
 ssize_t TlsChannel::Read(std::span<char> buffer, std::span<char> scratch) {
-  if (is_trusted_ && !is_trusted_()) {
+  if (!IsTrusted()) {
     errno = ECONNABORTED;
     return -1;
   }

@@ -40,13 +40,15 @@ class TlsChannel final : public Channel {
   // tell it what wrong() says.
   Step Handshake();
   const SSL* ssl() const { return ssl_.get(); }
+  // Whether the handshake has read anything.
+  bool spoke() const { return spoke_; }
 
-  // Called before each read after the handshake: whether the client's certificate is still trusted.
-  // If not, the connection ends.
+  // Whether the client's certificate is still trusted. Also asked before each read.
   void SetTrustCheck(std::function<bool()> is_trusted) { is_trusted_ = std::move(is_trusted); }
 
   ssize_t Read(std::span<char> buffer, std::span<char> scratch) override;
   ssize_t Write(const OutputQueue& output, std::span<char> scratch) override;
+  bool IsTrusted() override { return !is_trusted_ || is_trusted_(); }
   void End() override;
   bool wants_write() const override { return !unsent_.empty(); }
   bool ended() const override { return ended_; }
@@ -77,6 +79,7 @@ class TlsChannel final : public Channel {
   TokenBucket handshake_messages_{kHandshakeMessages};
   bool too_many_messages_ = false;
   bool handshaking_ = true;
+  bool spoke_ = false;
   bool peer_closed_ = false;  // during the handshake
   bool ended_ = false;        // the client has announced that it sends no more
   bool failed_ = false;       // OpenSSL may not be called any more

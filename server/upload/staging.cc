@@ -122,7 +122,7 @@ void StagedInput::Apply(WorkItem* item) {
   move(&a.q.data);
   move(in_pages ? &item->append.k.data : &a.k.data);
   move(in_pages ? &item->append.v.data : &a.v.data);
-  // A tree's bias is behind the tensors, with the arrays.
+  // A tree's bias lies behind the tensors, with the arrays.
   const auto is_tensor = [this](const void* data) {
     return static_cast<const char*>(data) - block() <= bytes_;  // at the end if it is empty
   };

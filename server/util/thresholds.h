@@ -100,17 +100,14 @@ inline constexpr std::chrono::microseconds kPollAtMost{150};
 // Tensors up to this size are copied into the preceding piece, which costs less than a piece of
 // their own.
 inline constexpr int64_t kReplyCopiedBytesMax = 8192;
-// A large answer leaves in at most kReplyPiecesMax pieces, none smaller than kReplyPieceBytesMin.
-// Each piece that has left shows that its client reads.
-inline constexpr int64_t kReplyPiecesMax = 16;
-inline constexpr int64_t kReplyPieceBytesMin = int64_t{1} << 20;
 // Bytes of data in a chunk to a client. With its fields it is below the 4 MiB that every client
 // accepts by default; small enough to be spread over streams, large enough that the fields do not
 // matter.
 inline constexpr int64_t kAnswerChunkBytes = int64_t{1} << 20;
-// A client's timeout restarts when it has taken this many bytes of its answers, or all of them if
-// they are fewer.
-inline constexpr int64_t kAnswerBytesPerTimeout = int64_t{1} << 20;
+// A client's timeout restarts when it has taken this many bytes of its answer, or this part of it
+// if that is more, or all that waits if that is less.
+inline constexpr uint64_t kAnswerBytesPerTimeout = uint64_t{1} << 20;
+inline constexpr uint64_t kAnswerPartsPerTimeout = 16;
 
 // --- An answer is checked.
 

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -29,27 +30,28 @@ bool WriteAll(int file, std::string_view bytes) {
 
 }  // namespace
 
-Result<std::string> ReadWholeFile(const std::string& path, int64_t bytes_max) {
+Result<std::string> ReadWholeFile(const std::string& path, int64_t bytes_max, mode_t* mode) {
   const auto failed = [&](int error) {
-    return InvalidArgument(path + " cannot be read: " + std::strerror(error));
+    return Unavailable(path + " cannot be read: " + std::strerror(error));
   };
   // O_NONBLOCK: opening a pipe would wait for its writer.
-  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file.valid()) return failed(errno);
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat about {};
-  if (fstat(file.get(), &about) != 0) return failed(errno);
+  if (!file.valid() || fstat(file.get(), &about) != 0) return failed(errno);
   if (!S_ISREG(about.st_mode)) return InvalidArgument(path + " is not a regular file");
-  std::string text;
-  for (;;) {
-    char block[16 << 10];
-    const ssize_t got = read(file.get(), block, sizeof(block));
+  if (mode != nullptr) *mode = about.st_mode;
+  // Room for one byte more, which tells the end. As a secret may be read, no copy is left behind.
+  std::string text(static_cast<size_t>(std::min<int64_t>(about.st_size, bytes_max)) + 1, '\0');
+  for (size_t bytes = 0;;) {
+    const ssize_t got = read(file.get(), text.data() + bytes, text.size() - bytes);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return failed(errno);
-    if (got == 0) return text;
-    text.append(block, static_cast<size_t>(got));
-    if (static_cast<int64_t>(text.size()) > bytes_max) {
+    bytes += static_cast<size_t>(got);
+    if (static_cast<int64_t>(bytes) > bytes_max) {
       return InvalidArgument(path + " has more than " + std::to_string(bytes_max) + " bytes");
     }
+    if (got == 0 || bytes == text.size()) text.resize(got == 0 ? bytes : 2 * bytes);
+    if (got == 0) return text;
   }
 }
 

@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -12,9 +14,11 @@
 
 namespace attend {
 
-// The contents of a file of at most `bytes_max`. INVALID_ARGUMENT names the path and the problem:
-// it cannot be read, is not a regular file, or is too large. Never waits for a writer.
-Result<std::string> ReadWholeFile(const std::string& path, int64_t bytes_max);
+// The contents of a file of at most `bytes_max`, and its `mode`. The error begins with the path:
+// UNAVAILABLE if the system cannot read it now, INVALID_ARGUMENT if it is not a regular file or too
+// large. Never waits for a writer.
+Result<std::string> ReadWholeFile(const std::string& path, int64_t bytes_max,
+                                  mode_t* mode = nullptr);
 
 // Atomically writes a file at `path`, replacing what was there. The data is first written next to
 // it under a unique name, which is not followed if it is a link. Errors name `what`.

@@ -6,8 +6,6 @@
 #include <memory>
 #include <utility>
 
-#include "server/wire/sent_block.h"
-
 namespace attend {
 
 AnswerChunks::AnswerChunks(const Tensors& tensors, HostBlock block)
@@ -19,12 +17,12 @@ void AnswerChunks::Skip() {
   for (; !empty() && offset_ == tensors_[tensor_].bytes; ++tensor_) offset_ = 0;
 }
 
-OutMessage AnswerChunks::Next(int64_t bytes_max, const WatchedRef& call) {
+OutMessage AnswerChunks::Next(int64_t bytes_max) {
   const OutputTensor& tensor = tensors_[tensor_];
   const int64_t bytes = std::min(bytes_max, tensor.bytes - offset_);
   const char* const data = static_cast<const char*>(tensor.data) + offset_;
   OutMessage message =
-      EncodeChunk(kNames[tensor_], offset_, SentBlock::Piece(block_, call, data, bytes));
+      EncodeChunk(kNames[tensor_], offset_, {{data, static_cast<size_t>(bytes)}, block_});
   offset_ += bytes;
   Skip();
   if (empty()) block_.reset();

@@ -11,7 +11,6 @@
 
 #include "server/memory/host_pool.h"
 #include "server/request/request.h"
-#include "server/wire/answer_watch.h"
 #include "server/wire/chunk_codec.h"
 
 namespace attend {
@@ -25,8 +24,8 @@ class AnswerChunks {
 
   bool empty() const { return tensor_ == tensors_.size(); }
   // The next chunk, of at most `bytes_max`; requires !empty(). Chunks share the block, and the last
-  // one keeps it alive. `call` is the call that writes it.
-  OutMessage Next(int64_t bytes_max, const WatchedRef& call);
+  // one keeps it alive.
+  OutMessage Next(int64_t bytes_max);
 
  private:
   // Skips tensors with no bytes left.

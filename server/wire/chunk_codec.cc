@@ -40,14 +40,9 @@ Status CheckSize(const char* what, int64_t bytes, int64_t bytes_max) {
 template <class Take>
 Status ForEachField(std::span<const ByteSpan> slices, const Take& take) {
   SliceReader reader(slices);
-  while (reader.remaining() > 0) {
-    wire::Field field;
-    const Status read = wire::ReadField(reader, field);
-    if (!read.ok()) return MalformedChunk(read.message());
-    ATTEND_RETURN_IF_ERROR(take(field, SliceReader(reader)));
-    reader.Skip(field.bytes);
-  }
-  return Status();
+  return wire::ForEachField(
+      reader, reader.remaining(), MalformedChunk,
+      [&](const wire::Field& field, const SliceReader&) { return take(field, reader); });
 }
 
 bool Is(const wire::Field& field, int number, wire::WireType type) {

@@ -98,8 +98,7 @@ std::shared_ptr<EarlyInput> EarlyInputs::Make(int tenant, std::span<const Messag
   auto early = std::make_shared<EarlyInput>();
   early->places = Entries(message.scan, validated, bytes);
   if (early->places.empty() || plan.input_bytes == 0) return nullptr;
-  // A tree is written out for all queries and keys: nothing so large is taken before it is
-  // admitted.
+  // A tree is expanded for all queries and keys: memory that large is not taken before admission.
   if (validated.tree_bytes > std::max(bytes, kTreeBytesFree)) return nullptr;
 
   const int64_t block_bytes = HostPool::BlockBytes(plan.input_bytes);

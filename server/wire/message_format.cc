@@ -24,9 +24,8 @@ class Format final : public MessageFormat {
                Request&) const override {
     return ParseMessage(arena, message);
   }
-  OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
-                         WatchedRef call) const override {
-    return attend::EncodeReply(std::move(request), total_ns, std::move(call));
+  OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns) const override {
+    return attend::EncodeReply(std::move(request), total_ns);
   }
   OutMessage EncodeFailure(const std::string& answer_id, const Status& status,
                            const CacheRefusal& refusal, int64_t retry_after_ms) const override {

@@ -17,7 +17,6 @@
 #include "server/memory/copy_pieces.h"
 #include "server/request/request.h"
 #include "server/util/message.h"
-#include "server/wire/answer_watch.h"
 #include "server/wire/message_slices.h"
 #include "server/wire/request_codec.h"
 
@@ -43,9 +42,8 @@ class MessageFormat {
   virtual std::vector<FilePiece> OutputFiles(const Request&) const { return {}; }
   // Counts a request that has ended, before it is answered.
   virtual void CountEnd(const Request&, int64_t /*total_ns*/) const {}
-  // Takes the request, whose status is OK. `call` is told how much of a large answer was taken.
-  virtual OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns,
-                                 WatchedRef call) const = 0;
+  // Takes the request, whose status is OK.
+  virtual OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns) const = 0;
 
   // On streams: whether answers are sent in request order.
   virtual bool InOrder() const { return false; }

@@ -21,24 +21,10 @@
 
 #include "server/util/thresholds.h"
 #include "server/wire/protobuf_wire.h"
-#include "server/wire/sent_block.h"
 #include "server/wire/status_text.h"
 
 namespace attend {
 namespace {
-
-// Appends pieces of `tensor`, which is in the block. Each piece that has left shows that the client
-// is reading.
-void AddPieces(const RawTensor& tensor, const std::shared_ptr<const HostBlock>& block,
-               const WatchedRef& call, std::vector<MessagePiece>& pieces) {
-  const int64_t step =
-      std::max(thresholds::kReplyPieceBytesMin,
-               (tensor.bytes + thresholds::kReplyPiecesMax - 1) / thresholds::kReplyPiecesMax);
-  for (int64_t at = 0; at < tensor.bytes; at += step) {
-    pieces.push_back(SentBlock::Piece(block, call, static_cast<const char*>(tensor.data) + at,
-                                      std::min(step, tensor.bytes - at)));
-  }
-}
 
 bool IsCopied(const RawTensor& tensor) { return tensor.bytes <= thresholds::kReplyCopiedBytesMax; }
 
@@ -66,32 +52,16 @@ void FillCheck(const RowsReport& report, v1::CheckReport* check) {
   check->set_detail(report.detail);
 }
 
-// FillTensor for a tensor of the answer.
-void FillOutput(const Request& request, Output output, v1::Tensor* tensor) {
-  const Problem& p = request.attention.problem;
-  const int64_t rows_q = p.packed ? p.total_q : p.len_q;
-  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
-  const auto rows = [&](DType dtype, int64_t heads, int64_t count, int64_t dim) {
-    FillTensor(dtype, request.layout, p.batch, heads, count, dim, tensor);
-  };
-  switch (output) {
-    case Output::kO:
-      return rows(p.o_dtype(), p.heads_q, rows_q, p.dim_v);
-    case Output::kLse:
-      if (p.packed) return FillTensor(DType::kFloat32, {p.heads_q, rows_q}, tensor);
-      return FillTensor(DType::kFloat32, {p.batch, p.heads_q, rows_q}, tensor);
-    case Output::kDQ:
-      return rows(p.dtype, p.heads_q, rows_q, p.dim);
-    case Output::kDK:
-      return rows(p.dtype, p.heads_kv, rows_k, p.dim);
-    case Output::kDV:
-      return rows(p.dtype, p.heads_kv, rows_k, p.dim_v);
-    case Output::kDBias: {
-      const std::array<int64_t, 4>& s = request.backward->bias_shape;
-      return FillTensor(DType::kFloat32, {s[0], s[1], s[2], s[3]}, tensor);
-    }
-    case Output::kDSinks:
-      return FillTensor(DType::kFloat32, {p.heads_q}, tensor);
+// The same for a tensor in the layout; for a packed one, `rows` is the total over all sequences.
+void FillTensor(DType dtype, Layout layout, int64_t batch, int64_t heads, int64_t rows, int64_t dim,
+                v1::Tensor* tensor) {
+  switch (layout) {
+    case Layout::kBhld:
+      return FillTensor(dtype, {batch, heads, rows, dim}, tensor);
+    case Layout::kBlhd:
+      return FillTensor(dtype, {batch, rows, heads, dim}, tensor);
+    case Layout::kLhd:
+      return FillTensor(dtype, {rows, heads, dim}, tensor);
   }
 }
 
@@ -122,7 +92,7 @@ uint8_t* WriteFields(const AnswerParts& parts, uint8_t* out) {
 
 }  // namespace
 
-OutMessage AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call) {
+OutMessage AssembleAnswer(const AnswerParts& parts, HostBlock block) {
   OutMessage answer;
   std::shared_ptr<const HostBlock> held;  // created only if a tensor is not copied
   const auto text_bytes = static_cast<int64_t>(parts.text.size());
@@ -167,8 +137,9 @@ OutMessage AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef 
     }
     if (next < count) {
       if (held == nullptr) held = std::make_shared<const HostBlock>(std::move(block));
-      AddPieces(parts.tensors[next], held, call, answer.rest);
-      ++next;
+      const RawTensor& tensor = parts.tensors[next++];
+      const char* const data = static_cast<const char*>(tensor.data);
+      answer.rest.push_back({{data, static_cast<size_t>(tensor.bytes)}, held});
     }
     head_bytes = 0;
     first = false;
@@ -185,15 +156,31 @@ void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* t
   tensor->set_byte_length(static_cast<uint64_t>(bytes));
 }
 
-void FillTensor(DType dtype, Layout layout, int64_t batch, int64_t heads, int64_t rows, int64_t dim,
-                v1::Tensor* tensor) {
-  switch (layout) {
-    case Layout::kBhld:
-      return FillTensor(dtype, {batch, heads, rows, dim}, tensor);
-    case Layout::kBlhd:
-      return FillTensor(dtype, {batch, rows, heads, dim}, tensor);
-    case Layout::kLhd:
-      return FillTensor(dtype, {rows, heads, dim}, tensor);
+void FillOutput(const Request& request, Output output, v1::Tensor* tensor) {
+  const Problem& p = request.attention.problem;
+  const int64_t rows_q = p.packed ? p.total_q : p.len_q;
+  const int64_t rows_k = p.packed ? p.total_k : p.len_k;
+  const auto rows = [&](DType dtype, int64_t heads, int64_t count, int64_t dim) {
+    FillTensor(dtype, request.layout, p.batch, heads, count, dim, tensor);
+  };
+  switch (output) {
+    case Output::kO:
+      return rows(p.o_dtype(), p.heads_q, rows_q, p.dim_v);
+    case Output::kLse:
+      if (p.packed) return FillTensor(DType::kFloat32, {p.heads_q, rows_q}, tensor);
+      return FillTensor(DType::kFloat32, {p.batch, p.heads_q, rows_q}, tensor);
+    case Output::kDQ:
+      return rows(p.dtype, p.heads_q, rows_q, p.dim);
+    case Output::kDK:
+      return rows(p.dtype, p.heads_kv, rows_k, p.dim);
+    case Output::kDV:
+      return rows(p.dtype, p.heads_kv, rows_k, p.dim_v);
+    case Output::kDBias: {
+      const std::array<int64_t, 4>& s = request.backward->bias_shape;
+      return FillTensor(DType::kFloat32, {s[0], s[1], s[2], s[3]}, tensor);
+    }
+    case Output::kDSinks:
+      return FillTensor(DType::kFloat32, {p.heads_q}, tensor);
   }
 }
 
@@ -236,7 +223,7 @@ void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* 
   if (request.report.has_value()) FillCheck(*request.report, response->mutable_check());
 }
 
-OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call) {
+OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns) {
   alignas(8) char block[thresholds::kReplyArenaBytes];
   google::protobuf::ArenaOptions options;
   options.initial_block = block;
@@ -257,7 +244,7 @@ OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, Watch
   request.reset();  // frees the input block and shared regions before the answer is sent
   constexpr uint64_t kReason = wire::BytesTag(v1::AttendResponse::kKernelReasonFieldNumber);
   return AssembleAnswer({*response, wire::kRawTag, {tensors.data(), count}, 0, kReason, reason},
-                        std::move(output), std::move(call));
+                        std::move(output));
 }
 
 void FillRefusal(const CacheRefusal& refusal, v1::RequestStatus& status) {

@@ -16,7 +16,6 @@
 #include "kernels/util/status.h"
 #include "server/request/request.h"
 #include "server/util/message.h"
-#include "server/wire/answer_watch.h"
 
 namespace attend {
 
@@ -35,9 +34,8 @@ struct AnswerParts {
   uint64_t text_tag = 0;       // tag of a text that would need an allocation in `fields`
   std::string_view text = {};  // empty: none
 };
-// Small tensors are copied; large ones are sent from `block`. `call` is told how many of their
-// bytes were taken.
-OutMessage AssembleAnswer(const AnswerParts& parts, HostBlock block, WatchedRef call);
+// Small tensors are copied; large ones are sent from `block`.
+OutMessage AssembleAnswer(const AnswerParts& parts, HostBlock block);
 
 // Fills in the small fields of a successful answer, except kernel_reason; `raw` stays empty.
 void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* response);
@@ -45,12 +43,10 @@ void FillResponse(const Request& request, int64_t total_ns, v1::AttendResponse* 
 v1::Tensor& ResponseTensor(v1::AttendResponse& response, Output output);
 // Fills in dtype, shape (one dimension or more) and byte length.
 void FillTensor(DType dtype, std::initializer_list<int64_t> shape, v1::Tensor* tensor);
-// The same for a tensor in the layout; for a packed one, `rows` is the total over all sequences.
-void FillTensor(DType dtype, Layout layout, int64_t batch, int64_t heads, int64_t rows, int64_t dim,
-                v1::Tensor* tensor);
-
-// Takes the request, whose status is OK. `call` is told how much of a large answer was taken.
-OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns, WatchedRef call);
+// The same for an output of the request.
+void FillOutput(const Request& request, Output output, v1::Tensor* tensor);
+// Takes the request, whose status is OK.
+OutMessage EncodeReply(std::unique_ptr<Request> request, int64_t total_ns);
 
 // A stream's answer to a failed request.
 OutMessage EncodeFailure(const std::string& request_id, const Status& status,

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "kernels/contract/limits.h"
+#include "kernels/util/counted.h"
 #include "server/wire/tensor_rules.h"
 #include "server/wire/validate_backward.h"
 #include "server/wire/validate_lengths.h"
@@ -217,7 +218,7 @@ Status Validator::CachedKeys(const Dims& dims) {
     return InvalidArgument("kv_lengths must be empty with sessions, which have lengths");
   }
   if (problem_.dropout > 0) {
-    return InvalidArgument("dropout_p is " + std::to_string(request_.dropout_p()) +
+    return InvalidArgument("dropout_p is " + NumberText(request_.dropout_p()) +
                            ", must be 0 with sessions");
   }
   const auto sessions = std::ssize(cache_->sequences());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "server/rpc/h2_wire.h"
+#include "server/rpc/wire_call.h"
 
 #include "server/wire/status_text.h"
 
@@ -13,12 +13,12 @@ class RefusedHandler final : public CallHandler {
   void OnHalfClose() override {}
   void OnWritten(bool) override {}
   void OnCancel() override {}
-  void OnDone() override { delete this; }
+  void OnDone() override {}
 };
 
 }  // namespace
 
-std::vector<Credentials::Name> H2Wire::CertificateNames() const {
+std::vector<Credentials::Name> WireCall::CertificateNames() const {
   std::vector<Credentials::Name> names;
   const auto add = [&](const std::vector<std::string>& texts, CertificateName kind) {
     for (const std::string& text : texts) names.push_back({kind, text});
@@ -29,7 +29,7 @@ std::vector<Credentials::Name> H2Wire::CertificateNames() const {
   return names;
 }
 
-int H2Wire::Find(std::string_view key, std::string_view& first) const {
+int WireCall::Find(std::string_view key, std::string_view& first) const {
   int count = 0;
   for (const auto& [name, value] : call_.metadata()) {
     if (name == key && count++ == 0) first = value;
@@ -37,15 +37,15 @@ int H2Wire::Find(std::string_view key, std::string_view& first) const {
   return count;
 }
 
-void H2Wire::End(const Status& status) const {
+void WireCall::End(const Status& status) const {
   Status told = status.ok() ? status : Status(status.code(), CutMessage(status.message()));
   call_.Finish({std::move(told), std::move(trailers_)});
 }
 
-CallHandler* RefuseCall(const H2Wire& wire, const Status& status) {
-  auto* const refused = new RefusedHandler();
+CallHandler* RefuseCall(const WireCall& wire, const Status& status) {
+  static RefusedHandler refused;
   wire.End(status);
-  return refused;
+  return &refused;
 }
 
 }  // namespace attend
