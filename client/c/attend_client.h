@@ -2,8 +2,8 @@
  *
  * libattend_client.so: the client of an attend server as a plain C interface, for other languages.
  * It wraps the C++ library of client/client.h: connections, chunks, retries with the server's
- * pushback, shared memory and sessions. The fields of a call are those of AttendRequest in
- * proto/attend/v1/attention.proto, which documents meaning, default and bound of each.
+ * pushback, shared memory and sessions. A call is an AttendRequest as text, and tensors;
+ * proto/attend/v1/attention.proto documents meaning, default and bound of each field.
  *
  * Errors. Every function that returns int32_t returns ATTEND_CLIENT_OK or a code with gRPC's
  * number; attend_client_last_error() then names, for the calling thread, the field, value and
@@ -65,22 +65,6 @@ enum {
   ATTEND_CLIENT_FLOAT32 = 3,
   ATTEND_CLIENT_BIT = 4
 };
-enum { ATTEND_CLIENT_BHLD = 1, ATTEND_CLIENT_BLHD = 2, ATTEND_CLIENT_LHD = 3 };
-enum {
-  ATTEND_CLIENT_MASK_NONE = 1,
-  ATTEND_CLIENT_MASK_CAUSAL_BOTTOM_RIGHT = 2,
-  ATTEND_CLIENT_MASK_CAUSAL_TOP_LEFT = 3,
-  ATTEND_CLIENT_MASK_WINDOW_BOTTOM_RIGHT = 4,
-  ATTEND_CLIENT_MASK_WINDOW_TOP_LEFT = 5
-};
-/* The gradients that a backward pass computes; a bit set. */
-enum {
-  ATTEND_CLIENT_D_Q = 1,
-  ATTEND_CLIENT_D_K = 2,
-  ATTEND_CLIENT_D_V = 4,
-  ATTEND_CLIENT_D_BIAS = 8,
-  ATTEND_CLIENT_D_SINKS = 16
-};
 /* How tensors are sent. AUTO: calls of 64 KiB or more use memory shared with a server on this host,
  * if it shares any; others go in one message, or in chunks if they are large. If q and every other
  * tensor in GPU memory are on one GPU, the shared memory is that GPU's (CUDA IPC), provided that
@@ -138,10 +122,12 @@ typedef struct attend_client_numbers {
   int64_t count; /* 0: not given */
 } attend_client_numbers;
 
-typedef struct attend_client_floats {
-  const float* data;
-  int64_t count; /* 0: not given */
-} attend_client_floats;
+/* A list of the request that is given from memory instead of as text. */
+typedef struct attend_client_list {
+  const char* name; /* a repeated field of AttendRequest: "kv_lengths", "sinks", ... */
+  const void* data; /* int64_t or float, as the field's elements */
+  int64_t count;
+} attend_client_list;
 
 /* Runs once, when the call has ended and no longer uses the caller's tensors. */
 typedef void (*attend_client_done)(void* user);
@@ -149,41 +135,24 @@ typedef void (*attend_client_done)(void* user);
 /* One attention, or its backward pass. */
 typedef struct attend_client_params {
   uint64_t struct_bytes;
-  const char* request_id; /* NULL: generated */
+  /* AttendRequest in Protobuf's text format; NULL: all defaults.
+   *   mask { kind: KIND_CAUSAL_BOTTOM_RIGHT window_left: 127 } return_lse: true sinks: [0.5, -inf]
+   * Tensors and tree_tokens come from the fields below, sessions from
+   * attend_client_session_start. With `backward {}`, or with `wanted` in it, the call is the
+   * backward pass. */
+  const char* request;
+  const attend_client_list* lists; /* each replaces the request's of that name */
+  int64_t lists_count;
   /* By layout: BHLD [B, H, L, D], BLHD [B, L, H, D], LHD [rows of all sequences, H, D]. k has q's
    * D, v has Dv; both have Hkv heads. */
   attend_client_tensor q, k, v;
   attend_client_tensor bias; /* [B|1, Hq|1, Lq|1, Lk], of any dtype */
   attend_client_tensor tree; /* [B|1, T, T] of BIT in host memory: the mask of a draft, each
                               * sequence's last queries and keys; not with a bias */
-  int32_t layout;            /* ATTEND_CLIENT_BHLD, ...; 0: BHLD */
-  int32_t mask;              /* ATTEND_CLIENT_MASK_NONE, ...; 0: none */
-  int64_t window_left;       /* visible keys before the diagonal, -1: all; with a mask */
-  int64_t window_right;      /* visible keys after the diagonal, -1: all; with a window mask */
-  /* If k and v are a part of the keys, whose answers the caller merges by LSE: the number of keys
-   * before and after the part; else 0. */
-  int64_t key_offset, keys_after;
-  int32_t has_scale; /* 0: scale is 1/sqrt(D) */
-  float scale;
-  float softcap; /* 0: off */
-  float dropout_p;
-  uint64_t dropout_seed;
-  attend_client_numbers q_lengths, kv_lengths; /* [B] true lengths, dense layouts */
-  attend_client_numbers cu_q, cu_kv;           /* [B + 1] cumulative lengths, LHD */
-  attend_client_numbers tree_lengths;          /* [B] tokens of each sequence's draft, up to T */
-  attend_client_floats alibi_slopes;           /* [Hq] or [B, Hq] */
-  attend_client_floats sinks;                  /* [Hq] */
-  int32_t return_lse;
-  int32_t o_float32;  /* O in float32 for any dtype of q */
-  int32_t check;      /* ask for the server's reference check, reported in the answer */
-  int32_t priority;   /* in [-100, 100] */
-  const char* kernel; /* NULL: the server's choice */
-  /* Not 0: the backward pass, given O and LSE of the same attention and the loss's gradients with
-   * respect to them. If o has no dtype, the client first asks the server for the forward pass, and
-   * waits. */
-  int32_t wanted;                          /* ATTEND_CLIENT_D_Q | ... */
-  int32_t transport;                       /* ATTEND_CLIENT_AUTO, ... */
+  /* For the backward pass: O and LSE of the same attention and the loss's gradients with respect to
+   * them. If o has no dtype, the client first asks the server for the forward pass, and waits. */
   attend_client_tensor o, lse, d_o, d_lse; /* d_lse without dtype: 0 */
+  int32_t transport;                       /* ATTEND_CLIENT_AUTO, ... */
   int64_t timeout_ns;                      /* of all attempts together; 0: none */
   const char* tenant;                      /* NULL: the client's */
   attend_client_done done;                 /* may be NULL */

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/c/params.h"
 #include "client/call/shared_call.h"
 #include "client/memory/cuda_memory.h"
 
@@ -138,19 +139,12 @@ Result<std::shared_ptr<SharedRegion>> StageOn(int ordinal, RegionPool& pool,
 }
 
 void DeviceAnswer::Fill(attend_client_answer* answer) const {
-  const std::pair<v1::TensorName, attend_client_tensor*> tensors[] = {
-      {v1::TENSOR_NAME_O, &answer->o},
-      {v1::TENSOR_NAME_LSE, &answer->lse},
-      {v1::TENSOR_NAME_D_Q, &answer->d_q},
-      {v1::TENSOR_NAME_D_K, &answer->d_k},
-      {v1::TENSOR_NAME_D_V, &answer->d_v},
-      {v1::TENSOR_NAME_D_BIAS, &answer->d_bias},
-      {v1::TENSOR_NAME_D_SINKS, &answer->d_sinks}};
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, field] : kAnswerFields) {
+    attend_client_tensor& tensor = answer->*field;
     const std::optional<SharedPlace>& place = PlaceOf(outputs, name);
-    if (tensor->dtype == 0 || !place) continue;
-    tensor->data = place->data();
-    tensor->memory = ordinal + 1;
+    if (tensor.dtype == 0 || !place) continue;
+    tensor.data = place->data();
+    tensor.memory = ordinal + 1;
   }
 }
 

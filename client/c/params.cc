@@ -2,15 +2,23 @@
 
 #include "client/c/params.h"
 
+#include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/reflection.h>
+#include <google/protobuf/text_format.h>
+
 #include <algorithm>
 #include <iterator>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "client/c/status.h"
+#include "client/wire/message_codec.h"
 
 namespace attend::client::c {
 namespace {
+
+using google::protobuf::FieldDescriptor;
 
 constexpr int32_t kDimsMax = std::size(decltype(attend_client_tensor::shape){});
 
@@ -43,19 +51,108 @@ Status ReadTensor(const std::string& name, const attend_client_tensor& from,
   return ReadTensor(name, from, owner, &to->emplace());
 }
 
-template <class List, class Number>
-Status ReadList(const char* name, const List& from, std::vector<Number>* to) {
-  ATTEND_RETURN_IF_ERROR(CheckRange(std::string(name) + ".count", from.count, 0, INT32_MAX));
-  if (from.count == 0) return Status();
-  ATTEND_RETURN_IF_ERROR(NotNull(name, from.data));
-  to->assign(from.data, from.data + from.count);
+// Refuses what does not come as text: tensors, their places and sessions.
+Status CheckOptions(const google::protobuf::Message& message) {
+  std::vector<const FieldDescriptor*> fields;
+  message.GetReflection()->ListFields(message, &fields);
+  for (const FieldDescriptor* const field : fields) {
+    const auto* const type = field->message_type();
+    const bool option =
+        type == nullptr ? field->type() != FieldDescriptor::TYPE_BYTES
+                        : type == v1::Mask::descriptor() || type == v1::BackwardPass::descriptor();
+    if (!option || field->name() == "tree_tokens") {
+      return InvalidArgument("request has " + field->name() + ", which does not come as text");
+    }
+  }
+  return Status();
+}
+
+template <class Number>
+void Assign(const attend_client_list& list, google::protobuf::MutableRepeatedFieldRef<Number> to) {
+  to.Clear();
+  for (int64_t n = 0; n < list.count; ++n) to.Add(static_cast<const Number*>(list.data)[n]);
+}
+
+Status ReadList(const attend_client_list& list, v1::AttendRequest* request) {
+  ATTEND_RETURN_IF_ERROR(NotNull("lists.name", list.name));
+  ATTEND_RETURN_IF_ERROR(CheckRange(std::string(list.name) + ".count", list.count, 0, INT32_MAX));
+  if (list.count > 0) ATTEND_RETURN_IF_ERROR(NotNull(list.name, list.data));
+  const auto* const field = v1::AttendRequest::descriptor()->FindFieldByName(list.name);
+  const auto& reflection = *v1::AttendRequest::GetReflection();
+  const bool is_list = field != nullptr && field->is_repeated();
+  if (is_list && field->type() == FieldDescriptor::TYPE_INT64) {
+    Assign(list, reflection.GetMutableRepeatedFieldRef<int64_t>(request, field));
+  } else if (is_list && field->type() == FieldDescriptor::TYPE_FLOAT) {
+    Assign(list, reflection.GetMutableRepeatedFieldRef<float>(request, field));
+  } else {
+    return InvalidArgument("lists has \"" + std::string(list.name) +
+                           "\", must be a list of numbers of AttendRequest");
+  }
+  return Status();
+}
+
+// Keeps the parser's first complaint.
+class Complaint : public google::protobuf::io::ErrorCollector {
+ public:
+  void AddError(int line, int column, const std::string& message) override {
+    if (!text_.empty()) return;
+    text_ =
+        "request:" + std::to_string(line + 1) + ":" + std::to_string(column + 1) + ": " + message;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+// Parsing takes a quarter of a small call's start, and programs repeat a few texts: those are kept.
+Status ReadText(const std::string& text, v1::AttendRequest* request) {
+  constexpr size_t kTextsMax = 32, kCharactersMax = 1024;
+  thread_local std::unordered_map<std::string, v1::AttendRequest> known;
+  if (const auto found = known.find(text); found != known.end()) {
+    *request = found->second;
+    return Status();
+  }
+  Complaint complaint;
+  google::protobuf::TextFormat::Parser parser;
+  parser.RecordErrorsTo(&complaint);
+  if (!parser.ParseFromString(text, request)) return InvalidArgument(complaint.text());
+  ATTEND_RETURN_IF_ERROR(CheckOptions(*request));
+  ATTEND_RETURN_IF_ERROR(CheckOptions(request->backward()));
+  if (known.size() >= kTextsMax) known.clear();
+  if (text.size() <= kCharactersMax) known[text] = *request;
+  return Status();
+}
+
+// The options, with `backward` set if gradients are asked for.
+Status ReadRequest(const attend_client_params& params, AttentionCall* call) {
+  ATTEND_RETURN_IF_ERROR(CheckRange("lists_count", params.lists_count, 0, INT32_MAX));
+  if (params.request == nullptr && params.lists_count == 0) return Status();
+  v1::AttendRequest request;
+  if (params.request != nullptr) {
+    ATTEND_RETURN_IF_ERROR(ReadText(params.request, &request));
+  }
+  if (params.lists_count > 0) ATTEND_RETURN_IF_ERROR(NotNull("lists", params.lists));
+  for (int64_t n = 0; n < params.lists_count; ++n) {
+    ATTEND_RETURN_IF_ERROR(ReadList(params.lists[n], &request));
+  }
+  for (const int wanted : request.backward().wanted()) {
+    ATTEND_RETURN_IF_ERROR(CheckRange("request.backward.wanted", wanted, v1::TENSOR_NAME_D_Q,
+                                      v1::TENSOR_NAME_D_SINKS));
+  }
+  const int o_dtype = request.o_dtype();
+  if (o_dtype != v1::DTYPE_UNSPECIFIED && o_dtype != v1::DTYPE_FLOAT32 &&
+      o_dtype != params.q.dtype) {
+    return InvalidArgument("request.o_dtype is " + std::to_string(o_dtype) + ", must be q.dtype (" +
+                           std::to_string(params.q.dtype) + ") or FLOAT32 (3)");
+  }
+  TakeOptions(request, call);
   return Status();
 }
 
 // Checks only what the message cannot express; the server checks the rest.
 Status ReadTree(const attend_client_params& params, const std::shared_ptr<const void>& owner,
                 AttentionCall* call) {
-  ATTEND_RETURN_IF_ERROR(ReadList("tree_lengths", params.tree_lengths, &call->tree_lengths));
   ATTEND_RETURN_IF_ERROR(ReadTensor("tree", params.tree, owner, &call->tree));
   if (!call->tree) return Status();
   ATTEND_RETURN_IF_ERROR(
@@ -68,12 +165,6 @@ Status ReadTree(const attend_client_params& params, const std::shared_ptr<const 
 
 Status ReadBackward(const attend_client_params& params, const std::shared_ptr<const void>& owner,
                     BackwardCall* to) {
-  ATTEND_RETURN_IF_ERROR(CheckRange("wanted", params.wanted, 1, 2 * ATTEND_CLIENT_D_SINKS - 1));
-  to->d_q = (params.wanted & ATTEND_CLIENT_D_Q) != 0;
-  to->d_k = (params.wanted & ATTEND_CLIENT_D_K) != 0;
-  to->d_v = (params.wanted & ATTEND_CLIENT_D_V) != 0;
-  to->d_bias = (params.wanted & ATTEND_CLIENT_D_BIAS) != 0;
-  to->d_sinks = (params.wanted & ATTEND_CLIENT_D_SINKS) != 0;
   if (params.o.dtype != 0) {
     ATTEND_RETURN_IF_ERROR(ReadTensor("o", params.o, owner, &to->o));
     ATTEND_RETURN_IF_ERROR(ReadTensor("lse", params.lse, owner, &to->lse));
@@ -91,10 +182,6 @@ attend_client_tensor Tensor(const HostTensor& from) {
   return to;
 }
 
-attend_client_tensor Tensor(const std::optional<HostTensor>& from) {
-  return from ? Tensor(*from) : attend_client_tensor{};
-}
-
 void FillCheck(const RowsReport& report, attend_client_answer* answer) {
   answer->checked = 1;
   answer->check_ok = report.ok ? 1 : 0;
@@ -109,26 +196,13 @@ void FillCheck(const RowsReport& report, attend_client_answer* answer) {
   answer->check_detail = report.detail.c_str();
 }
 
-void FillTensors(const AttentionResult& result, attend_client_answer* answer) {
-  if (!result.gradients) {
-    answer->o = Tensor(result.o);
-    answer->lse = Tensor(result.lse);
-    return;
-  }
-  answer->d_q = Tensor(result.gradients->d_q);
-  answer->d_k = Tensor(result.gradients->d_k);
-  answer->d_v = Tensor(result.gradients->d_v);
-  answer->d_bias = Tensor(result.gradients->d_bias);
-  answer->d_sinks = Tensor(result.gradients->d_sinks);
-}
-
 }  // namespace
 
 std::string TextOf(const char* text) { return text == nullptr ? std::string() : text; }
 
 Status ReadParams(const attend_client_params& params, const std::shared_ptr<const void>& owner,
                   AttentionCall* call) {
-  call->request_id = TextOf(params.request_id);
+  ATTEND_RETURN_IF_ERROR(ReadRequest(params, call));
   ATTEND_RETURN_IF_ERROR(ReadTensor("q", params.q, owner, &call->q));
   // Neither is given: all keys are in the sessions.
   if (params.k.dtype != 0 || params.v.dtype != 0) {
@@ -137,35 +211,7 @@ Status ReadParams(const attend_client_params& params, const std::shared_ptr<cons
   }
   ATTEND_RETURN_IF_ERROR(ReadTensor("bias", params.bias, owner, &call->bias));
   ATTEND_RETURN_IF_ERROR(ReadTree(params, owner, call));
-  ATTEND_RETURN_IF_ERROR(CheckRange("layout", params.layout, 0, ATTEND_CLIENT_LHD));
-  if (params.layout != 0) call->layout = static_cast<v1::Layout>(params.layout);
-  ATTEND_RETURN_IF_ERROR(CheckRange("mask", params.mask, 0, ATTEND_CLIENT_MASK_WINDOW_TOP_LEFT));
-  if (params.mask > ATTEND_CLIENT_MASK_NONE) {
-    call->mask.kind = static_cast<v1::Mask::Kind>(params.mask);
-    call->mask.window_left = params.window_left;
-    if (params.mask >= ATTEND_CLIENT_MASK_WINDOW_BOTTOM_RIGHT) {
-      call->mask.window_right = params.window_right;
-    }
-  }
-  call->mask.key_offset = params.key_offset;
-  call->mask.keys_after = params.keys_after;
-  if (params.has_scale != 0) call->scale = params.scale;
-  call->softcap = params.softcap;
-  call->dropout_p = params.dropout_p;
-  call->dropout_seed = params.dropout_seed;
-  ATTEND_RETURN_IF_ERROR(ReadList("q_lengths", params.q_lengths, &call->q_lengths));
-  ATTEND_RETURN_IF_ERROR(ReadList("kv_lengths", params.kv_lengths, &call->kv_lengths));
-  ATTEND_RETURN_IF_ERROR(ReadList("cu_q", params.cu_q, &call->cu_q));
-  ATTEND_RETURN_IF_ERROR(ReadList("cu_kv", params.cu_kv, &call->cu_kv));
-  ATTEND_RETURN_IF_ERROR(ReadList("alibi_slopes", params.alibi_slopes, &call->alibi_slopes));
-  ATTEND_RETURN_IF_ERROR(ReadList("sinks", params.sinks, &call->sinks));
-  call->return_lse = params.return_lse != 0;
-  call->o_float32 = params.o_float32 != 0;
-  call->check = params.check != 0;
-  call->priority = params.priority;
-  call->kernel = TextOf(params.kernel);
-  if (params.wanted == 0) return Status();
-  return ReadBackward(params, owner, &call->backward.emplace());
+  return call->backward ? ReadBackward(params, owner, &*call->backward) : Status();
 }
 
 Status ReadOptions(const attend_client_params& params, const std::string& tenant,
@@ -198,7 +244,9 @@ void FillAnswer(const CallOutcome& outcome, attend_client_answer* answer) {
   answer->transport = result.transport.c_str();
   answer->check_detail = "";
   if (!outcome.status.ok()) return;
-  FillTensors(result, answer);
+  for (const auto& [name, field] : kAnswerFields) {
+    if (const HostTensor* const tensor = TensorOf(result, name)) answer->*field = Tensor(*tensor);
+  }
   const PhaseTimings& timings = result.timings;
   answer->receive_ns = timings.receive_ns;
   answer->queue_ns = timings.queue_ns;

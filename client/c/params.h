@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "client/c/attend_client.h"
 #include "client/call/attention_call.h"
@@ -24,6 +25,15 @@ Status ReadParams(const attend_client_params& params, const std::shared_ptr<cons
 Status ReadOptions(const attend_client_params& params, const std::string& tenant,
                    CallOptions* options);
 
+// The tensors that answers may have.
+inline constexpr std::pair<v1::TensorName, attend_client_tensor attend_client_answer::*>
+    kAnswerFields[] = {{v1::TENSOR_NAME_O, &attend_client_answer::o},
+                       {v1::TENSOR_NAME_LSE, &attend_client_answer::lse},
+                       {v1::TENSOR_NAME_D_Q, &attend_client_answer::d_q},
+                       {v1::TENSOR_NAME_D_K, &attend_client_answer::d_k},
+                       {v1::TENSOR_NAME_D_V, &attend_client_answer::d_v},
+                       {v1::TENSOR_NAME_D_BIAS, &attend_client_answer::d_bias},
+                       {v1::TENSOR_NAME_D_SINKS, &attend_client_answer::d_sinks}};
 // The answer refers to the outcome's memory.
 void FillAnswer(const CallOutcome& outcome, attend_client_answer* answer);
 

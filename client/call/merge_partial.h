@@ -4,8 +4,8 @@
 // (MaskOption::key_offset and keys_after give its position), and the answers are merged here. The
 // result is that of the uncut call, up to rounding in float32. Pure.
 //
-// Every part's call must have return_lse and o_float32, the same q, mask, scale, softcap and
-// slopes, and its own rows of k, v and bias; sinks go into one part only.
+// Every part's call must have return_lse and o_float32, the same q and options, and its own rows of
+// k, v and bias; sinks go into one part only.
 //
 // Gradients: each part's backward pass gets the merged O and LSE, o_float32, and the same d_o (and
 // d_lse). Its weights are then those of the whole, so each part's dK, dV and dBias are final.

@@ -89,7 +89,8 @@ Status CheckTokenStays(const std::string& token, const std::string& target) {
 Result<std::string> ReadTokenFile(const std::string& path) {
   std::ifstream file(path);
   std::string token;
-  if (file) std::getline(file, token);
+  // No more of a long line is read than what is refused.
+  for (char c; token.size() <= 2 * kTokenBytesMax && file.get(c) && c != '\n';) token += c;
   while (!token.empty() && (token.back() == '\r' || token.back() == ' ')) token.pop_back();
   if (token.empty()) {
     return InvalidArgument("token file " + path + " cannot be read, or its first line is empty");

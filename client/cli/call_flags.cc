@@ -2,11 +2,13 @@
 
 #include "client/cli/call_flags.h"
 
+#include <cmath>
 #include <map>
 #include <utility>
 
 #include "client/cli/commands.h"
 #include "client/tool/bool_bits.h"
+#include "client/tool/call_spec.h"
 #include "client/tool/file_io.h"
 #include "client/tool/npy.h"
 #include "client/tool/safetensors.h"
@@ -92,36 +94,31 @@ Status LoadTensors(const CallFlags& flags, const NeededTensors& needed, Attentio
                          ShapeText(shape) + ", must be bool [B|1, T, T]");
 }
 
-Status FillMask(const CallFlags& flags, AttentionCall* call) {
-  if (flags.causal) {
-    if (flags.window_right) return InvalidArgument("--causal excludes --window-right");
-    call->mask.kind =
-        flags.top_left ? v1::Mask::KIND_CAUSAL_TOP_LEFT : v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT;
-  } else if (flags.window_left || flags.window_right || flags.top_left) {
-    call->mask.kind =
-        flags.top_left ? v1::Mask::KIND_WINDOW_TOP_LEFT : v1::Mask::KIND_WINDOW_BOTTOM_RIGHT;
+Status FillMask(const CallFlags& flags, MaskOption* mask) {
+  if (flags.causal && mask->window_right) {
+    return InvalidArgument("--causal excludes --window-right");
   }
-  call->mask.window_left = flags.window_left;
-  call->mask.window_right = flags.window_right;
+  mask->kind = MaskKind(flags.causal, mask->window_left || mask->window_right, flags.top_left);
   return Status();
 }
 
-void AddKeyLengths(CLI::App* command, CallFlags* o) {
+void AddKeyLengths(CLI::App* command, AttentionCall& call) {
   for (const auto& [flag, target, help] :
-       {std::tuple{"--kv-lengths", &o->kv_lengths, "True key lengths, B numbers, comma-separated"},
-        std::tuple{"--cu-q", &o->cu_q, "Packed: cumulative query lengths, B + 1 numbers"},
-        std::tuple{"--cu-kv", &o->cu_kv, "Packed: cumulative key lengths, B + 1 numbers"}}) {
+       {std::tuple{"--kv-lengths", &call.kv_lengths,
+                   "True key lengths, B numbers, comma-separated"},
+        std::tuple{"--cu-q", &call.cu_q, "Packed: cumulative query lengths, B + 1 numbers"},
+        std::tuple{"--cu-kv", &call.cu_kv, "Packed: cumulative key lengths, B + 1 numbers"}}) {
     command->add_option(flag, *target, help)->delimiter(',');
   }
 }
 
-void AddDropout(CLI::App* command, CallFlags* o) {
+void AddDropout(CLI::App* command, AttentionCall& call) {
   command
-      ->add_option("--dropout", o->dropout,
+      ->add_option("--dropout", call.dropout_p,
                    "Probability that a weight is dropped, in [0, 1 - 2^-17); 0 = off")
       ->capture_default_str();
   command
-      ->add_option("--dropout-seed", o->dropout_seed,
+      ->add_option("--dropout-seed", call.dropout_seed,
                    "Selects the weights that are dropped: the same ones for the same seed")
       ->capture_default_str();
 }
@@ -129,35 +126,18 @@ void AddDropout(CLI::App* command, CallFlags* o) {
 }  // namespace
 
 Result<AttentionCall> MakeCall(const CallFlags& flags, const NeededTensors& needed) {
-  AttentionCall call;
+  AttentionCall call = flags.call;
   ATTEND_RETURN_IF_ERROR(LoadTensors(flags, needed, &call));
-  call.layout = flags.layout == "bhld"   ? v1::LAYOUT_BHLD
-                : flags.layout == "blhd" ? v1::LAYOUT_BLHD
-                                         : v1::LAYOUT_LHD;
-  ATTEND_RETURN_IF_ERROR(FillMask(flags, &call));
-  call.request_id = flags.request_id;
-  call.q_lengths = flags.q_lengths;
-  call.kv_lengths = flags.kv_lengths;
-  call.cu_q = flags.cu_q;
-  call.cu_kv = flags.cu_kv;
-  call.tree_lengths = flags.tree_lengths;
-  call.scale = flags.scale;
-  call.softcap = flags.softcap;
-  call.alibi_slopes = flags.alibi;
-  call.sinks = flags.sinks;
-  call.dropout_p = flags.dropout;
-  call.dropout_seed = flags.dropout_seed;
-  call.return_lse = flags.return_lse || !flags.lse_out.empty();
-  call.o_float32 = flags.o_float32;
-  call.kernel = flags.kernel;
-  call.check = flags.check;
-  call.priority = flags.priority;
+  call.layout = ParseLayout(flags.layout).value();
+  ATTEND_RETURN_IF_ERROR(FillMask(flags, &call.mask));
+  call.return_lse |= !flags.lse_out.empty();
   return call;
 }
 
 CallOptions CallOptionsOf(const CallFlags& flags) {
   CallOptions options;
-  options.timeout = std::chrono::nanoseconds(static_cast<int64_t>(flags.deadline_ms * 1e6));
+  options.timeout =
+      std::chrono::nanoseconds(static_cast<int64_t>(std::ceil(flags.deadline_ms * 1e6)));
   options.tenant = flags.tenant;
   return options;
 }
@@ -170,6 +150,11 @@ Status CheckOutputs(const CallFlags& flags, const AttentionCall& call) {
       return InvalidArgument(flag + path + ": the name must end in .npy or .safetensors");
     }
     ATTEND_RETURN_IF_ERROR(CheckWritable(path));
+  }
+  if (!flags.out.empty() && flags.out == flags.lse_out) {
+    return InvalidArgument("--out and --lse-out are both " + flags.out +
+                           (IsSafetensors(flags.out) ? ", which holds the LSE without --lse-out"
+                                                     : ", must be two files"));
   }
   if (AnswerDType(call) == DType::kBFloat16 && !flags.out.empty() && !IsSafetensors(flags.out)) {
     return InvalidArgument("--out " + flags.out +
@@ -225,7 +210,7 @@ void AddFiles(CLI::App* command, CallFlags* o, const NeededTensors& needed) {
   command->add_option("--tree", o->tree,
                       "Mask of a draft whose tokens are a tree, bool [B|1, T, T], true sees: .npy");
   command
-      ->add_option("--tree-lengths", o->tree_lengths,
+      ->add_option("--tree-lengths", o->call.tree_lengths,
                    "Tokens of each sequence's draft, B numbers, comma-separated; default: T")
       ->delimiter(',');
   command->add_option("--out,-o", o->out,
@@ -243,43 +228,48 @@ void AddLayout(CLI::App* command, CallFlags* o, bool packed) {
 }
 
 void AddMeaning(CLI::App* command, CallFlags* o, bool packed) {
+  AttentionCall& call = o->call;
   command->option_defaults()->group("Attention");
   AddLayout(command, o, packed);
   command->add_flag("--causal", o->causal, "Causal mask, aligned bottom-right");
   command->add_flag("--top-left", o->top_left, "Align mask and ALiBi top-left (as PyTorch's SDPA)");
-  command->add_option("--window-left", o->window_left,
+  command->add_option("--window-left", call.mask.window_left,
                       "Keys visible to the left of the diagonal; -1 = no limit");
-  command->add_option("--window-right", o->window_right,
+  command->add_option("--window-right", call.mask.window_right,
                       "Keys visible to the right of the diagonal; -1 = no limit");
-  command->add_option("--scale", o->scale, "Factor of q.k; default 1/sqrt(D)");
-  command->add_option("--softcap", o->softcap, "Soft cap on the scores; 0 disables it")
+  command->add_option("--scale", call.scale, "Factor of q.k; default 1/sqrt(D)");
+  command->add_option("--softcap", call.softcap, "Soft cap on the scores; 0 disables it")
       ->capture_default_str();
-  command->add_option("--alibi", o->alibi, "ALiBi slopes, Hq or B*Hq numbers, comma-separated")
+  command
+      ->add_option("--alibi", call.alibi_slopes,
+                   "ALiBi slopes, Hq or B*Hq numbers, comma-separated")
       ->delimiter(',');
-  command->add_option("--sinks", o->sinks, "Sink logits, Hq numbers, comma-separated")
+  command->add_option("--sinks", call.sinks, "Sink logits, Hq numbers, comma-separated")
       ->delimiter(',');
-  command->add_option("--q-lengths", o->q_lengths, "True query lengths, B numbers, comma-separated")
+  command
+      ->add_option("--q-lengths", call.q_lengths, "True query lengths, B numbers, comma-separated")
       ->delimiter(',');
   if (packed) {
-    AddKeyLengths(command, o);
-    AddDropout(command, o);
+    AddKeyLengths(command, call);
+    AddDropout(command, call);
   }
   command->add_flag(
-      "--return-lse", o->return_lse,
+      "--return-lse", call.return_lse,
       "Also return the log-sum-exp, written to --lse-out or, with O, to --out FILE.safetensors");
-  command->add_flag("--o-float32", o->o_float32,
+  command->add_flag("--o-float32", call.o_float32,
                     "O in float32 regardless of Q's type, as needed to merge partial answers");
 }
 
 void AddCallOptions(CLI::App* command, CallFlags* o) {
+  AttentionCall& call = o->call;
   command->option_defaults()->group("Options");
-  command->add_option("--kernel", o->kernel,
+  command->add_option("--kernel", call.kernel,
                       "Kernel by name (see info); default: the server's choice");
-  command->add_flag("--check", o->check, "Let the server check a sample of rows");
-  command->add_option("--priority", o->priority, "Priority in [-100, 100]; higher runs first")
+  command->add_flag("--check", call.check, "Let the server check a sample of rows");
+  command->add_option("--priority", call.priority, "Priority in [-100, 100]; higher runs first")
       ->check(CLI::Range(-100, 100))
       ->capture_default_str();
-  command->add_option("--request-id", o->request_id,
+  command->add_option("--request-id", call.request_id,
                       "Id of the request in answers and logs; default: generated");
 }
 

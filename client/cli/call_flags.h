@@ -6,9 +6,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <optional>
 #include <string>
-#include <vector>
 
 #include "client/call/attention_call.h"
 #include "client/call/call_options.h"
@@ -20,21 +18,9 @@ struct CallFlags {
   std::string layout = "bhld";
   bool causal = false;
   bool top_left = false;
-  std::optional<int64_t> window_left, window_right;
-  std::optional<float> scale;
-  float softcap = 0;
-  std::vector<float> alibi, sinks;
-  float dropout = 0;
-  uint64_t dropout_seed = 0;
-  std::vector<int64_t> q_lengths, kv_lengths, cu_q, cu_kv, tree_lengths;
-  bool return_lse = false;
-  bool o_float32 = false;
-  std::string kernel;
-  bool check = false;
-  int32_t priority = 0;
+  AttentionCall call;  // the options that flags set directly
   double deadline_ms = 0;
   std::string tenant;
-  std::string request_id;
 };
 
 // The tensors that the files must contain. K and V go together.

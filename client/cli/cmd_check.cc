@@ -90,7 +90,7 @@ Result<std::vector<CallSpec>> Grid(const CheckOptions& options) {
       if (!spec.ok()) return spec.status();
       spec->dtype = *parsed;
       spec->backward |= options.backward;
-      if (!options.kernel.empty()) spec->kernel = options.kernel;
+      if (!options.kernel.empty()) spec->call.kernel = options.kernel;
       specs.push_back(std::move(*spec));
     }
   }

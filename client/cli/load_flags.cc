@@ -229,10 +229,9 @@ void AddOutput(CLI::App* command, LoadFlags* f) {
 void AddShape(CLI::App* command, ShapeFlags* f) {
   command->option_defaults()->group("What is sent");
   command
-      ->add_option("--shape", f->shapes,
-                   "B1,H8,Hkv8,L128,Lk128,D64,Dv64,dtype=float32,layout=bhld,ragged,causal,window="
-                   "L:R,top-left,scale=X,softcap=X,bias,alibi,sinks,lse,backward,kernel=NAME,"
-                   "weight=1; give only what differs; repeatable. Default B1,H8,L128,D64")
+      ->add_option(
+          "--shape", f->shapes,
+          std::string(kCallWords) + "; give only what differs; repeatable. Default B1,H8,L128,D64")
       ->take_all()
       ->allow_extra_args(false);
   command->add_option("--mix", f->mix,

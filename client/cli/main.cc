@@ -101,6 +101,7 @@ int Main(int argc, char** argv) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
     return Fail(InvalidArgument(DescribeParseError(app, error)), kExitUsage);
   }
+  if (Status numbers = CheckNumbers(app); !numbers.ok()) return Fail(numbers, kExitUsage);
   // gRPC's log lines on stderr are less helpful than a command's error.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   // The interval at which gRPC makes progress on connections that no call waits for; by default 5

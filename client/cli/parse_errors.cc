@@ -3,7 +3,12 @@
 #include "client/cli/parse_errors.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
 
+#include "kernels/util/counted.h"
 #include "kernels/util/printable.h"
 
 namespace attend::client {
@@ -36,7 +41,46 @@ std::string Joined(const std::vector<std::string>& words, const char* between) {
   return text;
 }
 
+template <class Integer>
+std::string RangeText() {
+  using Limits = std::numeric_limits<Integer>;
+  return "in [" + std::to_string(Limits::min()) + ", " + std::to_string(Limits::max()) + "]";
+}
+
+// Says what the number must be; empty: it is. `type` is the parser's: "FLOAT:FLOAT in [0 - 1]".
+std::string BoundOf(const std::string& type, const std::string& text) {
+  errno = 0;
+  if (type.starts_with("UINT")) {
+    std::strtoull(text.c_str(), nullptr, 0);
+    return errno == ERANGE || text.find('-') != std::string::npos ? RangeText<uint64_t>() : "";
+  }
+  if (type.starts_with("INT")) {
+    std::strtoll(text.c_str(), nullptr, 0);
+    return errno == ERANGE ? RangeText<int64_t>() : "";
+  }
+  if (!type.starts_with("FLOAT")) return "";
+  const long double number = std::strtold(text.c_str(), nullptr);
+  const size_t range = type.find("in [");
+  if (std::isnan(number)) return range == std::string::npos ? "" : type.substr(range);
+  constexpr float kLeast = std::numeric_limits<float>::denorm_min();
+  return number != 0 && std::abs(number) < kLeast ? "0, or at least " + NumberText(kLeast) : "";
+}
+
 }  // namespace
+
+Status CheckNumbers(const CLI::App& app) {
+  for (const CLI::Option* const option : app.get_options()) {
+    for (const std::string& text : option->results()) {
+      const std::string bound = BoundOf(option->get_type_name(), text);
+      if (bound.empty()) continue;
+      return InvalidArgument(option->get_name() + " is " + Printable(text) + ", must be " + bound);
+    }
+  }
+  for (const CLI::App* const command : app.get_subcommands()) {
+    ATTEND_RETURN_IF_ERROR(CheckNumbers(*command));
+  }
+  return Status();
+}
 
 std::string Nearest(const std::string& word, const std::vector<std::string>& names) {
   std::string nearest;

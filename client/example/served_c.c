@@ -38,13 +38,12 @@ static int Check(const attend_client_answer* answer) {
 
 /* Tensors are sent without a copy, so they must stay in place until the call has ended. */
 static int Call(attend_client* client, const float* q, const float* k, const float* v) {
-  attend_client_params params = {.struct_bytes = sizeof(params), .window_left = -1};
+  attend_client_params params = {.struct_bytes = sizeof(params)};
   attend_client_answer answer = {.struct_bytes = sizeof(answer)};
   attend_client_call* call = NULL;
   int32_t ended = 0;
   int failed;
-  params.window_right = -1;
-  params.mask = ATTEND_CLIENT_MASK_CAUSAL_BOTTOM_RIGHT;
+  params.request = "mask { kind: KIND_CAUSAL_BOTTOM_RIGHT }";
   params.q = Tensor(q);
   params.k = Tensor(k);
   params.v = Tensor(v);

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 
 #include "client/call/shared_call.h"
@@ -26,7 +27,7 @@ constexpr auto kRestMost = std::chrono::seconds(1);
 // free.
 constexpr std::chrono::nanoseconds kLatenessMax = std::chrono::seconds(1);
 
-int64_t Ns(double seconds) { return static_cast<int64_t>(seconds * 1e9); }
+int64_t Ns(double seconds) { return static_cast<int64_t>(std::ceil(seconds * 1e9)); }
 
 void SleepUntil(int64_t ns) {
   const timespec when = {ns / 1'000'000'000, ns % 1'000'000'000};

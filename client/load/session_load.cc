@@ -268,7 +268,7 @@ Status CheckShape(const LoadOptions& options) {
     return InvalidArgument("--sessions takes one shape, not " + std::to_string(options.mix.size()));
   }
   const CallSpec& spec = options.mix.front();
-  if (spec.batch == 1 && spec.layout != v1::LAYOUT_LHD && !spec.ragged && !spec.bias &&
+  if (spec.batch == 1 && spec.call.layout != v1::LAYOUT_LHD && !spec.ragged && !spec.bias &&
       !spec.bits) {
     return Status();
   }
@@ -301,8 +301,8 @@ Result<SessionLoadResult> RunSessionLoad(const LoadOptions& given,
   LoadOptions options = given;
   CallSpec& spec = options.mix.front();
   // BLHD: tokens are consecutive in memory; causal: each sees those before it.
-  spec.layout = v1::LAYOUT_BLHD;
-  spec.causal = spec.causal || !spec.window;
+  spec.call.layout = v1::LAYOUT_BLHD;
+  spec.causal = spec.causal || !spec.call.mask.window_left;
   Random random(options.seed);
   std::vector<uint64_t> seeds;
   std::vector<bool> verified;

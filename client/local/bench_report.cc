@@ -39,7 +39,7 @@ ordered_json WayJson(const WayResult& way, const WayResult& here, double flops) 
   return json;
 }
 
-// "cpu_flash": the ways' kernels, each named once.
+// "cpu_flash": the kernels of all ways, each named once.
 std::string KernelsOf(const BenchFile& file) {
   std::vector<std::string> names;
   for (const ShapeResult& shape : file.shapes) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "client/call/tree_mask.h"
+#include "kernels/c/params_of.h"
 
 namespace attend::client {
 namespace {
@@ -14,10 +15,6 @@ namespace {
 Status Called(int32_t code) {
   if (code == ATTEND_OK) return Status();
   return Status(static_cast<Code>(code), attend_last_error());
-}
-
-attend_tensor Tensor(const ConstTensorView& view) {
-  return {const_cast<void*>(view.data), view.stride_b, view.stride_h, view.stride_l};
 }
 
 int64_t Bytes(const auto& values) {
@@ -57,56 +54,6 @@ Result<std::unique_ptr<LocalCall>> LocalCall::Make(int32_t device, const Attenti
 
 LocalCall::~LocalCall() {
   for (void* const memory : memory_) attend_free(device_, memory);
-}
-
-void LocalCall::Describe(const Attention& a) {
-  const Problem& p = a.problem;
-  params_.struct_bytes = sizeof params_;
-  params_.device = device_;
-  params_.dtype = static_cast<int32_t>(p.dtype);
-  params_.o_dtype = static_cast<int32_t>(p.o_dtype());
-  params_.batch = p.batch;
-  params_.heads_q = p.heads_q;
-  params_.heads_kv = p.heads_kv;
-  params_.len_q = p.len_q;
-  params_.len_k = p.len_k;
-  params_.dim = p.dim;
-  params_.dim_v = p.dim_v;
-  params_.packed = p.packed;
-  params_.alignment = static_cast<int32_t>(p.mask.alignment);
-  params_.total_q = p.total_q;
-  params_.total_k = p.total_k;
-  params_.window_left = p.mask.left;
-  params_.window_right = p.mask.right;
-  params_.key_offset = p.key_offset;
-  params_.keys_after = p.keys_after;
-  params_.scale = ExactScale(p);
-  params_.softcap = ExactSoftcap(p);
-  params_.q = Tensor(a.q);
-  params_.k = Tensor(a.k);
-  params_.v = Tensor(a.v);
-  params_.o = {a.o.data, a.o.stride_b, a.o.stride_h, a.o.stride_l};
-  params_.lse = a.lse;
-  params_.lse_stride_b = a.lse_stride_b;
-  params_.lse_stride_h = a.lse_stride_h;
-  if (p.has_bias) {
-    params_.bias = a.bias.data;
-    params_.bias_dtype = static_cast<int32_t>(a.bias.dtype);
-    params_.bias_stride_b = a.bias.stride_b;
-    params_.bias_stride_h = a.bias.stride_h;
-    params_.bias_stride_q = a.bias.stride_q;
-  }
-  params_.config = -1;
-  params_.alibi_slopes = a.alibi_slopes;
-  params_.alibi_stride_b = a.alibi_stride_b;
-  params_.sinks = a.sinks;
-  params_.q_lengths = a.q_lengths;
-  params_.kv_lengths = a.kv_lengths;
-  params_.q_offsets = a.q_offsets;
-  params_.kv_offsets = a.kv_offsets;
-  params_.dropout_p = static_cast<float>(p.dropout) / 65536;
-  params_.dropout_seed = a.dropout.seed;
-  if (!call_.kernel.empty()) params_.kernel = call_.kernel.c_str();
 }
 
 template <class T>
@@ -153,9 +100,11 @@ Status LocalCall::Prepare() {
     result_.lse = std::move(*lse);
   }
   const Result<Attention> attention =
-      attend::client::Describe(call_, &result_.o, result_.lse ? &*result_.lse : nullptr);
+      Describe(call_, &result_.o, result_.lse ? &*result_.lse : nullptr);
   if (!attention.ok()) return attention.status();
-  Describe(*attention);
+  params_ = ParamsOf(*attention);
+  params_.device = device_;
+  if (!call_.kernel.empty()) params_.kernel = call_.kernel.c_str();
   if (device_ != ATTEND_CPU) ATTEND_RETURN_IF_ERROR(MirrorAll());
   const char* kernel = "";
   ATTEND_RETURN_IF_ERROR(Called(attend_select(&params_, &kernel, nullptr)));

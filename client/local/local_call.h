@@ -45,7 +45,6 @@ class LocalCall {
 
   LocalCall(int32_t device, AttentionCall call) : device_(device), call_(std::move(call)) {}
   Status Prepare();
-  void Describe(const Attention& attention);
   // Makes `*pointer` point to the device copy; no effect on the CPU.
   template <class T>
   Status MirrorIn(T** pointer, int64_t bytes);

@@ -58,7 +58,7 @@ class Painter {
   }
   void Frame(const LineChart& chart, const Box& box, const Axis& x, const Axis& y);
   void Lines(const LineChart& chart, const Axis& x, const Axis& y);
-  // From the least to the greatest of what was measured at one x.
+  // The range of the measurements at one x.
   void Ranges(double at, const std::vector<double>& measured, const Axis& x, const Axis& y,
               Color color);
   void Labels(const Series& series, const Axis& x, const Axis& y);
@@ -99,7 +99,7 @@ void MarkSeen(const BarChart& chart, std::vector<bool>* seen) {
   }
 }
 
-// The panels' common names, empty where nothing of that name is seen in any.
+// The panels' common names; empty where no panel shows anything of that name.
 std::vector<std::string> LegendOf(std::span<const AnyChart> panels) {
   std::vector<std::string> names = NamesOf(panels.front());
   std::vector<bool> seen(names.size());

@@ -7,13 +7,20 @@
 #include <utility>
 
 namespace attend::client {
+namespace {
+
+TimePoint EndOf(std::chrono::nanoseconds timeout, TimePoint begin) {
+  return timeout.count() <= 0 || timeout > kNever - begin ? kNever : begin + timeout;
+}
+
+}  // namespace
 
 RetryingOp::RetryingOp(ConnectionPool* pool, std::string_view id, const CallOptions& options,
                        const RetryPolicy& retry, uint64_t seed, CallCallback callback)
     : pool_(pool),
       id_(id),
       options_(options),
-      deadline_(options.timeout.count() > 0 ? pool->clock().Now() + options.timeout : kNever),
+      deadline_(EndOf(options.timeout, pool->clock().Now())),
       callback_(std::move(callback)),
       retry_(retry, seed) {}
 

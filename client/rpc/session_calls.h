@@ -15,6 +15,7 @@
 #include "client/call/retry_policy.h"
 #include "client/rpc/connections.h"
 #include "client/rpc/control_call.h"
+#include "client/wire/message_codec.h"
 
 namespace attend::client {
 
@@ -56,6 +57,7 @@ class SessionCalls {
   // Creates the session, on any server if none is given; all later calls go to the one that
   // answered.
   Status Create(RetryState retry, const v1::CreateSessionRequest& request, v1::Session* made) {
+    ATTEND_RETURN_IF_ERROR(CheckUtf8("device", request.device()));
     const auto method = &v1::SessionService::Stub::PrepareAsyncCreateSession;
     if (!server_.empty() || !pool_.several()) return Ask(method, retry, request, made);
     const auto any = v1::SessionService::NewStub(pool_.control_in_turn());

@@ -16,7 +16,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <string_view>
 #include <utility>
 
@@ -27,15 +26,21 @@ namespace {
 
 constexpr std::string_view kSystem = "system";
 constexpr std::array<unsigned char, 3> kHttp2 = {2, 'h', '2'};
+constexpr size_t kPemBytesMax = 16 << 20;  // the authorities of a system have 0.2 MiB
 // The start of an HTTP/2 connection, with empty settings.
 constexpr std::string_view kHello("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", 33);
 
 Status ReadFile(const char* option, const std::string& path, std::string* text) {
   if (path.empty()) return Status();
+  const std::string name = std::string(option) + " " + path;
   std::ifstream in(path, std::ios::binary);
-  if (in) text->assign(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
-  if (!in || in.bad())
-    return InvalidArgument(std::string(option) + " " + path + ": " + std::strerror(errno));
+  std::array<char, 4096> piece;
+  while (in.read(piece.data(), piece.size()) || in.gcount() > 0) {
+    text->append(piece.data(), static_cast<size_t>(in.gcount()));
+    if (text->size() <= kPemBytesMax) continue;
+    return InvalidArgument(name + " has more than " + std::to_string(kPemBytesMax) + " bytes");
+  }
+  if (!in.eof() || in.bad()) return InvalidArgument(name + ": " + std::strerror(errno));
   return Status();
 }
 

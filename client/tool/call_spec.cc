@@ -21,7 +21,7 @@ bool ParseNumber(std::string_view text, Number* out) {
   return error == std::errc() && end == text.data() + text.size() && !text.empty();
 }
 
-Status BadWord(std::string_view word, const char* why) {
+Status BadWord(std::string_view word, const std::string& why) {
   return InvalidArgument("shape word \"" + std::string(word) + "\": " + why);
 }
 
@@ -64,12 +64,12 @@ bool ParseSize(std::string_view word, CallSpec* spec, Status* status) {
 
 Status ParseWindow(std::string_view word, std::string_view value, CallSpec* spec) {
   const size_t colon = value.find(':');
-  if (colon == std::string_view::npos || !ParseNumber(value.substr(0, colon), &spec->window_left) ||
-      !ParseNumber(value.substr(colon + 1), &spec->window_right) || spec->window_left < -1 ||
-      spec->window_right < -1) {
+  int64_t& left = spec->call.mask.window_left.emplace();
+  int64_t& right = spec->call.mask.window_right.emplace();
+  if (colon == std::string_view::npos || !ParseNumber(value.substr(0, colon), &left) ||
+      !ParseNumber(value.substr(colon + 1), &right) || left < -1 || right < -1) {
     return BadWord(word, "must be window=LEFT:RIGHT, each at least 0, or -1 for no bound");
   }
-  spec->window = true;
   return Status();
 }
 
@@ -80,22 +80,20 @@ Status ParseValue(std::string_view word, std::string_view key, std::string_view 
     if (!dtype.ok()) return dtype.status();
     spec->dtype = *dtype;
   } else if (key == "layout") {
-    if (value != "bhld" && value != "blhd" && value != "lhd") {
-      return BadWord(word, "layout must be bhld, blhd or lhd");
-    }
-    spec->layout = value == "bhld"   ? v1::LAYOUT_BHLD
-                   : value == "blhd" ? v1::LAYOUT_BLHD
-                                     : v1::LAYOUT_LHD;
+    const std::optional<v1::Layout> layout = ParseLayout(value);
+    if (!layout) return BadWord(word, "layout must be bhld, blhd or lhd");
+    spec->call.layout = *layout;
   } else if (key == "window") {
     return ParseWindow(word, value, spec);
   } else if (key == "kernel") {
-    spec->kernel = value;
+    spec->call.kernel = value;
   } else if (key == "softcap") {
-    if (!ParseNumber(value, &spec->softcap) || !(spec->softcap >= 0)) {
+    if (!ParseNumber(value, &spec->call.softcap) || !(spec->call.softcap >= 0)) {
       return BadWord(word, "must be a number of at least 0");
     }
   } else if (key == "scale") {
-    if (!ParseNumber(value, &spec->scale.emplace()) || !std::isfinite(*spec->scale)) {
+    if (float& scale = spec->call.scale.emplace();
+        !ParseNumber(value, &scale) || !std::isfinite(scale)) {
       return BadWord(word, "must be a finite number");
     }
   } else if (key == "tree") {
@@ -103,17 +101,16 @@ Status ParseValue(std::string_view word, std::string_view key, std::string_view 
       return BadWord(word, "must be a number in [1, 1024]");
     }
   } else if (key == "dropout") {
-    if (!ParseNumber(value, &spec->dropout)) return BadWord(word, "must be a number");
-    return DropoutSteps("dropout", spec->dropout).status();
+    double dropout = 0;
+    if (!ParseNumber(value, &dropout)) return BadWord(word, "must be a number");
+    spec->call.dropout_p = static_cast<float>(dropout);
+    return DropoutSteps("dropout", dropout).status();
   } else if (key == "weight") {
     if (!ParseNumber(value, &spec->weight) || !(spec->weight > 0) || spec->weight > 1e9) {
       return BadWord(word, "must be a number above 0");
     }
   } else {
-    return BadWord(word,
-                   "unknown; known are B H Hq Hkv L Lq Lk D Dv dtype layout ragged causal window "
-                   "top-left scale softcap bias bits tree alibi sinks lse dropout backward kernel "
-                   "weight");
+    return BadWord(word, std::string("unknown; known are Hq, Lq and ") + kCallWords);
   }
   return Status();
 }
@@ -191,25 +188,11 @@ std::vector<int64_t> ShapeOf(v1::Layout layout, int64_t b, int64_t h, int64_t l,
   return {b, h, l, d};
 }
 
-void FillMask(const CallSpec& spec, AttentionCall* call) {
-  if (spec.causal) {
-    call->mask.kind =
-        spec.top_left ? v1::Mask::KIND_CAUSAL_TOP_LEFT : v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT;
-    if (spec.window) call->mask.window_left = spec.window_left;
-  } else if (spec.window || spec.top_left) {
-    call->mask.kind =
-        spec.top_left ? v1::Mask::KIND_WINDOW_TOP_LEFT : v1::Mask::KIND_WINDOW_BOTTOM_RIGHT;
-    call->mask.window_left = spec.window_left;
-    call->mask.window_right = spec.window_right;
-  }
-}
-
 Status FillTerms(const CallSpec& spec, int64_t longest_q, int64_t longest_k, Random& random,
                  AttentionCall* call) {
-  call->scale = spec.scale;
-  call->softcap = spec.softcap;
+  call->mask.kind = MaskKind(spec.causal, spec.call.mask.window_left.has_value(), spec.top_left);
+  if (spec.causal) call->mask.window_right.reset();
   call->return_lse = spec.lse && !spec.backward;
-  call->kernel = spec.kernel;
   if (spec.alibi) {
     for (int64_t h = 0; h < spec.heads_q; ++h) {
       call->alibi_slopes.push_back(
@@ -219,10 +202,7 @@ Status FillTerms(const CallSpec& spec, int64_t longest_q, int64_t longest_k, Ran
   if (spec.sinks) {
     for (int64_t h = 0; h < spec.heads_q; ++h) call->sinks.push_back(random.AboutNormal());
   }
-  if (spec.dropout > 0) {
-    call->dropout_p = static_cast<float>(spec.dropout);
-    call->dropout_seed = random.Bits();
-  }
+  if (call->dropout_p > 0) call->dropout_seed = random.Bits();
   if (spec.bias || spec.bits) {
     std::vector<int64_t> shape = {1, spec.heads_q, longest_q, longest_k};
     Result<TensorRef> bias = spec.bits ? RandomBits("bias", std::move(shape), random)
@@ -249,6 +229,18 @@ Status FillTree(const CallSpec& spec, const std::vector<int64_t>& lengths_q,
 
 }  // namespace
 
+std::optional<v1::Layout> ParseLayout(std::string_view name) {
+  if (name == "bhld") return v1::LAYOUT_BHLD;
+  if (name == "blhd") return v1::LAYOUT_BLHD;
+  return name == "lhd" ? std::optional(v1::LAYOUT_LHD) : std::nullopt;
+}
+
+v1::Mask::Kind MaskKind(bool causal, bool windowed, bool top_left) {
+  if (causal) return top_left ? v1::Mask::KIND_CAUSAL_TOP_LEFT : v1::Mask::KIND_CAUSAL_BOTTOM_RIGHT;
+  if (top_left) return v1::Mask::KIND_WINDOW_TOP_LEFT;
+  return windowed ? v1::Mask::KIND_WINDOW_BOTTOM_RIGHT : v1::Mask::KIND_NONE;
+}
+
 Result<CallSpec> ParseCallSpec(const std::string& text) {
   CallSpec spec;
   spec.text = text;
@@ -267,7 +259,7 @@ Result<CallSpec> ParseCallSpec(const std::string& text) {
   if (spec.heads_kv == 0) spec.heads_kv = spec.heads_q;
   if (spec.len_k == 0 && text.find("Lk") == std::string::npos) spec.len_k = spec.len_q;
   if (spec.dim_v == 0) spec.dim_v = spec.dim;
-  if (spec.causal && spec.window_right > 0) {
+  if (spec.causal && spec.call.mask.window_right.value_or(0) > 0) {
     return InvalidArgument("shape \"" + text + "\": causal allows no window to the right");
   }
   if (spec.bias + spec.bits + (spec.tree > 0) > 1) {
@@ -331,8 +323,7 @@ Status TakeInputBytes(const CallSpec& spec, int64_t calls, int64_t* bytes_max) {
 
 Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed) {
   Random random(seed);
-  AttentionCall call;
-  call.layout = spec.layout;
+  AttentionCall call = spec.call;
   if (spec.batch > 1 << 20) {
     return InvalidArgument("B is " + std::to_string(spec.batch) + ", must be at most 1048576");
   }
@@ -340,7 +331,7 @@ Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed) {
   const std::vector<int64_t> lengths_k = Lengths(spec, spec.len_k, random);
   int64_t rows_q = spec.len_q, rows_k = spec.len_k;
   int64_t longest_q = spec.len_q, longest_k = spec.len_k;
-  if (spec.layout == v1::LAYOUT_LHD) {
+  if (call.layout == v1::LAYOUT_LHD) {
     call.cu_q = Cumulative(lengths_q);
     call.cu_kv = Cumulative(lengths_k);
     rows_q = call.cu_q.back();
@@ -356,12 +347,11 @@ Result<AttentionCall> MakeRandomCall(const CallSpec& spec, uint64_t seed) {
         std::tuple{"k", spec.heads_kv, rows_k, spec.dim, &call.k},
         std::tuple{"v", spec.heads_kv, rows_k, spec.dim_v, &call.v}}) {
     Result<TensorRef> tensor =
-        RandomTensor(name, spec.dtype, ShapeOf(spec.layout, spec.batch, heads, rows, dim), random);
+        RandomTensor(name, spec.dtype, ShapeOf(call.layout, spec.batch, heads, rows, dim), random);
     if (!tensor.ok()) return tensor.status();
     *target = std::move(*tensor);
   }
   if (spec.tree > 0) ATTEND_RETURN_IF_ERROR(FillTree(spec, lengths_q, lengths_k, random, &call));
-  FillMask(spec, &call);
   ATTEND_RETURN_IF_ERROR(FillTerms(spec, longest_q, longest_k, random, &call));
   if (!spec.backward) return call;
   BackwardCall& backward = call.backward.emplace();

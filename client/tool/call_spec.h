@@ -23,25 +23,18 @@ struct CallSpec {
   int64_t dim = 64;
   int64_t dim_v = 0;  // 0: dim
   DType dtype = DType::kFloat32;
-  v1::Layout layout = v1::LAYOUT_BHLD;
+  AttentionCall call;   // layout, window, scale, softcap, dropout_p and kernel
   bool ragged = false;  // every sequence has a random true length
   bool causal = false;
-  bool window = false;
-  int64_t window_left = -1;
-  int64_t window_right = -1;
   bool top_left = false;  // alignment of the mask and of ALiBi
-  std::optional<float> scale;
-  float softcap = 0;
   bool bias = false;
   bool bits = false;  // the bias is a bit mask
   int64_t tree = 0;   // tokens of the draft, whose parents are random; 0: no tree
-  double dropout = 0;
   bool alibi = false;
   bool sinks = false;
   bool lse = false;
   bool backward = false;  // all available gradients instead of O and LSE
-  std::string kernel;
-  double weight = 1;  // relative share of the mix
+  double weight = 1;      // relative share of the mix
 };
 
 // Words, separated by commas, in any order:
@@ -55,6 +48,14 @@ struct CallSpec {
 //   backward                                     gradients instead of O
 //   kernel=NAME  weight=X
 Result<CallSpec> ParseCallSpec(const std::string& text);
+// All words, with values.
+inline constexpr char kCallWords[] =
+    "B1,H8,Hkv8,L128,Lk128,D64,Dv64,dtype=float32,layout=bhld,ragged,causal,window=L:R,top-left,"
+    "scale=X,softcap=X,bias,bits,tree=T,alibi,sinks,lse,dropout=P,backward,kernel=NAME,weight=1";
+
+// The layout named "bhld", "blhd" or "lhd".
+std::optional<v1::Layout> ParseLayout(std::string_view name);
+v1::Mask::Kind MaskKind(bool causal, bool windowed, bool top_left);
 
 // Reads a JSON file: an array, or an object with an array "shapes", of such strings or of objects
 // with the same words as keys: {"B": 1, "H": 8, "L": 1024, "causal": true, "weight": 3}.

@@ -113,6 +113,7 @@ v1::Tensor& InputOf(v1::AttendRequest& request, v1::TensorName name) {
 
 Result<ChunkedCall> ChunkedCall::Make(const AttentionCall& call,
                                       std::shared_ptr<const void> keep_alive) {
+  ATTEND_RETURN_IF_ERROR(CheckText(call));
   ChunkedCall chunked;
   chunked.header_ = RequestHeader(call);
   ForTensors(call, [&](v1::TensorName name, const TensorRef& tensor) {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The small fields of a call as a message, and the check of an answer's tensors against the call.
+// The small fields of a call as a message and back, and the check of an answer's tensors against
+// the call.
 
 #include "client/wire/message_codec.h"
 
 #include <algorithm>
 #include <cassert>
 #include <utility>
+
+#include "kernels/util/utf8.h"
 
 namespace attend::client {
 namespace {
@@ -31,17 +34,49 @@ const char* Article(v1::TensorName name) {
   return name == v1::TENSOR_NAME_O || name == v1::TENSOR_NAME_LSE ? "an " : "a ";
 }
 
+// The options that a call and its message have alike: single values, and lists.
+#define ATTEND_OPTION_VALUES(DO) \
+  DO(softcap)                    \
+  DO(dropout_p) DO(dropout_seed) DO(return_lse) DO(kernel) DO(check) DO(priority)
+#define ATTEND_OPTION_LISTS(DO) \
+  DO(q_lengths)                 \
+  DO(kv_lengths) DO(cu_q) DO(cu_kv) DO(tree_lengths) DO(alibi_slopes) DO(sinks)
+
+constexpr std::pair<bool BackwardCall::*, v1::TensorName> kGradients[] = {
+    {&BackwardCall::d_q, v1::TENSOR_NAME_D_Q},
+    {&BackwardCall::d_k, v1::TENSOR_NAME_D_K},
+    {&BackwardCall::d_v, v1::TENSOR_NAME_D_V},
+    {&BackwardCall::d_bias, v1::TENSOR_NAME_D_BIAS},
+    {&BackwardCall::d_sinks, v1::TENSOR_NAME_D_SINKS}};
+
 void FillBackward(const BackwardCall& from, v1::BackwardPass* to) {
   FillTensor(from.o, to->mutable_o());
   FillTensor(from.lse, to->mutable_lse());
   FillTensor(from.d_o, to->mutable_d_o());
   if (from.d_lse) FillTensor(*from.d_lse, to->mutable_d_lse());
-  for (const auto& [wanted, name] :
-       {std::pair{from.d_q, v1::TENSOR_NAME_D_Q}, std::pair{from.d_k, v1::TENSOR_NAME_D_K},
-        std::pair{from.d_v, v1::TENSOR_NAME_D_V}, std::pair{from.d_bias, v1::TENSOR_NAME_D_BIAS},
-        std::pair{from.d_sinks, v1::TENSOR_NAME_D_SINKS}}) {
-    if (wanted) to->add_wanted(name);
+  for (const auto& [wanted, name] : kGradients) {
+    if (from.*wanted) to->add_wanted(name);
   }
+}
+
+void PutMask(const MaskOption& from, v1::AttendRequest* to) {
+  if (from.kind != v1::Mask::KIND_NONE || from.window_left || from.window_right) {
+    to->mutable_mask()->set_kind(from.kind);
+    if (from.window_left) to->mutable_mask()->set_window_left(*from.window_left);
+    if (from.window_right) to->mutable_mask()->set_window_right(*from.window_right);
+  }
+  if (from.key_offset != 0) to->mutable_mask()->set_key_offset(from.key_offset);
+  if (from.keys_after != 0) to->mutable_mask()->set_keys_after(from.keys_after);
+}
+
+MaskOption TakeMask(const v1::Mask& from) {
+  MaskOption to;
+  if (from.kind() != v1::Mask::KIND_UNSPECIFIED) to.kind = from.kind();
+  if (from.has_window_left()) to.window_left = from.window_left();
+  if (from.has_window_right()) to.window_right = from.window_right();
+  to.key_offset = from.key_offset();
+  to.keys_after = from.keys_after();
+  return to;
 }
 
 std::optional<int64_t> BytesOf(const char* name, DType dtype, const std::vector<int64_t>& shape) {
@@ -128,6 +163,16 @@ bool UsesSharedMemory(const AttentionCall& call) {
   return any;
 }
 
+Status CheckUtf8(const std::string& field, const std::string& text) {
+  if (ToUtf8(text, text.size()) == text) return Status();
+  return InvalidArgument(field + " is \"" + text + "\", must be UTF-8");
+}
+
+Status CheckText(const AttentionCall& call) {
+  ATTEND_RETURN_IF_ERROR(CheckUtf8("request_id", call.request_id));
+  return CheckUtf8("kernel", call.kernel);
+}
+
 v1::AttendRequest RequestHeader(const AttentionCall& call) {
   v1::AttendRequest m;
   FillTensor(call.q, m.mutable_q());
@@ -143,30 +188,14 @@ v1::AttendRequest RequestHeader(const AttentionCall& call) {
     }
     m.set_tree_tokens(call.tree->shape.empty() ? 0 : call.tree->shape.back());
   }
-  *m.mutable_tree_lengths() = {call.tree_lengths.begin(), call.tree_lengths.end()};
+#define ATTEND_PUT(name) m.set_##name(call.name);
+  ATTEND_OPTION_VALUES(ATTEND_PUT)
+#define ATTEND_PUT_LIST(name) m.mutable_##name()->Assign(call.name.begin(), call.name.end());
+  ATTEND_OPTION_LISTS(ATTEND_PUT_LIST)
   m.set_layout(call.layout);
-  *m.mutable_q_lengths() = {call.q_lengths.begin(), call.q_lengths.end()};
-  *m.mutable_kv_lengths() = {call.kv_lengths.begin(), call.kv_lengths.end()};
-  *m.mutable_cu_q() = {call.cu_q.begin(), call.cu_q.end()};
-  *m.mutable_cu_kv() = {call.cu_kv.begin(), call.cu_kv.end()};
   if (call.scale) m.set_scale(*call.scale);
-  if (call.mask.kind != v1::Mask::KIND_NONE || call.mask.window_left || call.mask.window_right) {
-    m.mutable_mask()->set_kind(call.mask.kind);
-    if (call.mask.window_left) m.mutable_mask()->set_window_left(*call.mask.window_left);
-    if (call.mask.window_right) m.mutable_mask()->set_window_right(*call.mask.window_right);
-  }
-  if (call.mask.key_offset != 0) m.mutable_mask()->set_key_offset(call.mask.key_offset);
-  if (call.mask.keys_after != 0) m.mutable_mask()->set_keys_after(call.mask.keys_after);
-  m.set_softcap(call.softcap);
-  *m.mutable_alibi_slopes() = {call.alibi_slopes.begin(), call.alibi_slopes.end()};
-  *m.mutable_sinks() = {call.sinks.begin(), call.sinks.end()};
-  m.set_dropout_p(call.dropout_p);
-  m.set_dropout_seed(call.dropout_seed);
-  m.set_return_lse(call.return_lse);
+  PutMask(call.mask, &m);
   if (call.o_float32) m.set_o_dtype(v1::DTYPE_FLOAT32);
-  m.set_kernel(call.kernel);
-  m.set_check(call.check);
-  m.set_priority(call.priority);
   if (call.backward) FillBackward(*call.backward, m.mutable_backward());
   FillOutputs(call.outputs, &m);
   for (const SessionUse& use : call.sessions) {
@@ -177,6 +206,25 @@ v1::AttendRequest RequestHeader(const AttentionCall& call) {
     to->set_append_id(use.append_id);
   }
   return m;
+}
+
+void TakeOptions(const v1::AttendRequest& message, AttentionCall* call) {
+  call->request_id = message.request_id();
+#define ATTEND_TAKE(name) call->name = message.name();
+  ATTEND_OPTION_VALUES(ATTEND_TAKE)
+#define ATTEND_TAKE_LIST(name) call->name.assign(message.name().begin(), message.name().end());
+  ATTEND_OPTION_LISTS(ATTEND_TAKE_LIST)
+  if (message.layout() != v1::LAYOUT_UNSPECIFIED) call->layout = message.layout();
+  if (message.has_scale()) call->scale = message.scale();
+  call->mask = TakeMask(message.mask());
+  call->o_float32 = message.o_dtype() == v1::DTYPE_FLOAT32;
+  if (!message.has_backward()) return;
+  BackwardCall& backward = call->backward.emplace();
+  const auto& asked = message.backward().wanted();
+  if (asked.empty()) return;  // the usual ones
+  for (const auto& [wanted, name] : kGradients) {
+    backward.*wanted = std::count(asked.begin(), asked.end(), name) > 0;
+  }
 }
 
 }  // namespace attend::client

@@ -217,6 +217,7 @@ void TakeSmallFields(v1::AttendResponse* message, AttentionResult* result) {
 
 Result<EncodedCall> EncodedCall::Make(const AttentionCall& call,
                                       std::shared_ptr<const void> keep_alive) {
+  ATTEND_RETURN_IF_ERROR(CheckText(call));
   EncodedCall encoded;
   std::string pending = RequestHeader(call).SerializeAsString();
   std::vector<const TensorRef*> tensors;

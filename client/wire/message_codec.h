@@ -130,13 +130,20 @@ const v1::Tensor* TensorOf(const v1::AttendResponse& response, v1::TensorName na
 inline constexpr std::array<v1::TensorName, kAnswerTensorsMax> kAnswerNames = {
     v1::TENSOR_NAME_O,   v1::TENSOR_NAME_LSE,    v1::TENSOR_NAME_D_Q,    v1::TENSOR_NAME_D_K,
     v1::TENSOR_NAME_D_V, v1::TENSOR_NAME_D_BIAS, v1::TENSOR_NAME_D_SINKS};
+// Text must be UTF-8: the generated classes of other programs cannot read other bytes.
+Status CheckUtf8(const std::string& field, const std::string& text);
+// That of `call`.
+Status CheckText(const AttentionCall& call);
 // The small fields of `call` (no request_id, no raw) as a message.
 v1::AttendRequest RequestHeader(const AttentionCall& call);
+// The reverse, without tensors, sessions and places: request_id, the options, and which gradients
+// to compute.
+void TakeOptions(const v1::AttendRequest& message, AttentionCall* call);
 void FillOutputs(const SharedOutputs& from, v1::AttendRequest* to);
 // Whether a tensor of the call or its answer is in shared memory.
 bool UsesSharedMemory(const AttentionCall& call);
 
-// The reverse, for requests read from disk: tensors refer to the raw bytes of `request` and keep it
+// A request read from disk as a call: tensors refer to the raw bytes of `request` and keep it
 // alive.
 Result<AttentionCall> CallFromRequest(std::shared_ptr<const v1::AttendRequest> request);
 

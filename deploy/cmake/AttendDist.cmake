@@ -11,7 +11,7 @@
 # a path that install changes, and the padding ends in an empty element, the current folder.
 
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib")
-set(CMAKE_BUILD_RPATH "$ORIGIN/../lib")  # so that a test binary can be copied into a dist/ as it is
+set(CMAKE_BUILD_RPATH "$ORIGIN/../lib")  # a test binary can be copied unchanged into a dist/
 set(CMAKE_BUILD_RPATH_USE_ORIGIN ON)
 add_link_options(LINKER:--disable-new-dtags)
 

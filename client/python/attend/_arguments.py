@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts one call's Python arguments to attend_client_params: tensors by address, without a copy
-if they are contiguous."""
+"""Converts one call's Python arguments to attend_client_params: the options as AttendRequest in
+Protobuf's text format, tensors by address, without a copy if they are contiguous."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import sys
 
 from attend_kernels import _checks, _tensors, _tree
 from attend_kernels._call import LAYOUTS as _AXES
-from attend_kernels._call import dropout_seed
+from attend_kernels._call import dropout_seed, o_dtype
 from attend_kernels._library import CPU, ITEM_BYTES, invalid
 
 from . import _memory
-from ._library import (BIT, CAUSAL, DTYPES, LAYOUTS, TRANSPORTS, WANTED, WINDOW, FloatsStruct,
-                       NumbersStruct, Params, TensorStruct, nanoseconds)
+from ._library import BIT, DTYPES, TRANSPORTS, ListStruct, Params, TensorStruct, nanoseconds
 from ._options import DEFAULTS
 
 _LENGTH_MAX = 1 << 30  # tokens of one sequence, the server's bound
+_ALIGNMENTS = {"bottom_right": "BOTTOM_RIGHT", "top_left": "TOP_LEFT"}
+_WANTED = {name: "TENSOR_NAME_D_" + name.upper() for name in ("q", "k", "v", "bias", "sinks")}
 
 
 def check_names(what, given):
@@ -42,7 +43,7 @@ def check_answer(o, lse):
 
 
 class Arguments:
-    """A call's `params`, and `held`: the objects that they refer to."""
+    """A call's params, and `held`: the objects that they refer to."""
 
     def __init__(self, q, k, v, options, client_timeout=None):
         self.a = options
@@ -52,10 +53,13 @@ class Arguments:
         # host.
         self.device = _tensors.device_of(q)
         self.stream = _memory.current_stream(self.device)
-        self.params = Params(struct_bytes=ctypes.sizeof(Params))
-        p = self.params
+        self.request = ""  # AttendRequest's fields, without those that have their defaults
+        self.lists = []
+        self._params = p = Params(struct_bytes=ctypes.sizeof(Params))
         p.stream = self.stream or None
-        p.layout = _checks.one_of("layout", options["layout"], LAYOUTS)
+        self.axes = _checks.one_of("layout", options["layout"], _AXES)
+        if options["layout"] != "BHLD":
+            self._set("layout", "LAYOUT_" + options["layout"])
         self.q = self._operand("q", q)
         if k is not None or v is not None:
             self._operand("k", k)
@@ -63,11 +67,14 @@ class Arguments:
         self._read_mask()
         self._read_lengths()
         self._read_terms()
-        p.return_lse, p.check = bool(options["return_lse"]), bool(options["check"])
-        self._read_o_dtype()
-        p.priority = _checks.integer("priority", options["priority"], -100, 100)
-        p.kernel = _checks.text("kernel", options["kernel"])
-        p.request_id = _checks.text("request_id", options["request_id"]) or None
+        if o_dtype(options["o_dtype"], self.q) != self.q.dtype:
+            self._set("o_dtype", "DTYPE_FLOAT32")
+        for name in ("return_lse", "check"):
+            self._set(name, "true" if options[name] else "")
+        self._set("priority", _checks.integer("priority", options["priority"], -100, 100))
+        for name, default in (("kernel", b"auto"), ("request_id", b"")):
+            if (text := _checks.text(name, options[name])) != default:
+                self._set(name, '"' + "".join(f"\\{byte:03o}" for byte in text) + '"')
         timeout = client_timeout if options["timeout"] is None else options["timeout"]
         p.timeout_ns = nanoseconds("timeout", timeout)
         p.tenant = _checks.optional_text("tenant", options["tenant"])
@@ -76,14 +83,15 @@ class Arguments:
 
     def ask_for_gradients(self, d_o, o, lse, d_lse, wanted):
         """Makes this the backward pass of the same attention."""
-        p = self.params
         check_answer(o, lse)
-        for name in _checks.names("wanted", wanted):
-            p.wanted |= _checks.one_of("wanted", name, WANTED)
+        names = _checks.names("wanted", wanted)
+        tensors = [_checks.one_of("wanted", name, _WANTED) for name in names]
+        for name in names:
             if name in ("bias", "sinks") and self.a[name] is None:
                 raise invalid(f"wanted has {name!r}, which the call does not have")
-        if not p.wanted:
-            raise invalid("wanted is empty, must have some of " + ", ".join(WANTED))
+        if not tensors:
+            raise invalid("wanted is empty, must have some of " + ", ".join(_WANTED))
+        self._set("backward", f"{{wanted:[{','.join(tensors)}]}}")
         if o is not None:
             self._tensor("o", o)
             self._tensor("lse", lse, ("float32",))
@@ -91,9 +99,22 @@ class Arguments:
         if d_lse is not None:
             self._tensor("d_lse", d_lse, ("float32",))
 
+    def params(self):
+        """The struct, once nothing is added to the call."""
+        p = self._params
+        if self.request:
+            p.request = self.request.encode()
+        if self.lists:
+            p.lists, p.lists_count = (ListStruct * len(self.lists))(*self.lists), len(self.lists)
+        return p
+
+    def _set(self, name, value):
+        if value:
+            self.request += f"{name}:{value} "
+
     def _operand(self, name, value):
         tensor = self._tensor(name, value)
-        dimensions = 4 - _AXES[self.a["layout"]].count(None)
+        dimensions = 4 - self.axes.count(None)
         if len(tensor.shape) != dimensions:
             raise invalid(f"{name} has {len(tensor.shape)} dimensions, layout {self.a['layout']} "
                           f"needs {dimensions}")
@@ -103,7 +124,7 @@ class Arguments:
         """Sets the params' tensor of that name."""
         tensor = self._read(name, value, allowed)
         self.byte_count += math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
-        setattr(self.params, name, self._struct(tensor, DTYPES[tensor.dtype], tensor.shape))
+        setattr(self._params, name, self._struct(tensor, DTYPES[tensor.dtype], tensor.shape))
         return tensor
 
     def _read(self, name, value, allowed):
@@ -137,60 +158,66 @@ class Arguments:
         return address, device + 1
 
     def _read_mask(self):
-        p, a = self.params, self.a
-        p.window_left, p.window_right = _checks.window(a["window"])
-        p.key_offset = _checks.integer("key_offset", a["key_offset"], 0, _LENGTH_MAX)
-        p.keys_after = _checks.integer("keys_after", a["keys_after"], 0, _LENGTH_MAX)
-        aligned = WINDOW if not a["causal"] else CAUSAL
-        kind = _checks.one_of("alignment", a["alignment"], aligned)
+        a, mask = self.a, ""
+        left, right = _checks.window(a["window"])
+        alignment = _checks.one_of("alignment", a["alignment"], _ALIGNMENTS)
         # ALiBi uses the mask's alignment, even if no key is hidden.
         if a["causal"] or a["window"] is not None or a["alibi_slopes"] is not None:
-            p.mask = kind
+            kind = "CAUSAL" if a["causal"] else "WINDOW"
+            mask = f"kind:KIND_{kind}_{alignment} window_left:{left} "
+            if not a["causal"]:
+                mask += f"window_right:{right} "
+        for name in ("key_offset", "keys_after"):
+            if number := _checks.integer(name, a[name], 0, _LENGTH_MAX):
+                mask += f"{name}:{number} "
+        self._set("mask", mask and f"{{{mask}}}")
 
-    def _numbers(self, struct, name, code, *shapes):
+    def _add_list(self, name, field, code, *shapes):
+        """Returns how many numbers were given."""
         value = self.a[name]
         if value is None:
-            return struct()
+            return 0
         numbers, shape = _tensors.numbers(name, value, code)
-        if not numbers:
-            raise invalid(f"{name} has no elements")
         _checks.shape(name, shape, *shapes)
+        if not numbers:
+            if shape not in shapes:
+                raise invalid(f"{name} has no elements")
+            return 0
         self.held.append(numbers)
-        return struct(*numbers.buffer_info())
+        self.lists.append(ListStruct(field, *numbers.buffer_info()))
+        return len(numbers)
 
     def _read_lengths(self):
-        p, packed = self.params, _AXES[self.a["layout"]][0] is None
+        packed = self.axes[0] is None
         for name in ("q_lengths", "kv_lengths") if packed else ("cu_seqlens_q", "cu_seqlens_k"):
             if self.a[name] is not None:
                 raise invalid(f"{name} is given, but layout {self.a['layout']} has none")
         batch = "B" if packed else self.q.shape[0]
-        p.q_lengths = self._numbers(NumbersStruct, "q_lengths", "q", (batch,))
-        p.kv_lengths = self._numbers(NumbersStruct, "kv_lengths", "q", (batch,))
-        p.cu_q = self._numbers(NumbersStruct, "cu_seqlens_q", "q", ("B + 1",))
-        p.cu_kv = self._numbers(NumbersStruct, "cu_seqlens_k", "q", ("B + 1",))
-        self.batch = p.cu_q.count - 1 if packed else batch
+        self._add_list("q_lengths", b"q_lengths", "q", (batch,))
+        self._add_list("kv_lengths", b"kv_lengths", "q", (batch,))
+        ends = self._add_list("cu_seqlens_q", b"cu_q", "q", ("B + 1",))
+        self._add_list("cu_seqlens_k", b"cu_kv", "q", ("B + 1",))
+        self.batch = ends - 1 if packed else batch
 
     def _read_terms(self):
-        p, a = self.params, self.a
+        a = self.a
         if a["scale"] is not None:
-            p.has_scale, p.scale = 1, _checks.real("scale", a["scale"])
-        p.softcap = _checks.real("softcap", a["softcap"])
-        heads = self.q.shape[_AXES[a["layout"]][1]]
-        p.alibi_slopes = self._numbers(FloatsStruct, "alibi_slopes", "f", (heads,),
-                                       (self.batch, heads))
-        p.sinks = self._numbers(FloatsStruct, "sinks", "f", (heads,))
-        p.dropout_p = _checks.real("dropout_p", a["dropout_p"])
-        if a["dropout_seed"] is not None:
-            p.dropout_seed = dropout_seed(a["dropout_seed"])
-        elif p.dropout_p > 0:
-            raise invalid(f"dropout_seed is None, dropout_p {a['dropout_p']} needs one")
+            self._set("scale", str(_checks.real("scale", a["scale"])))
+        # Not 0, which is off: it is refused.
+        softcap = _checks.real("softcap", a["softcap"])
+        self._set("softcap", softcap and (ctypes.c_float(softcap).value or 2.0**-149))
+        heads = self.q.shape[self.axes[1]]
+        self._add_list("alibi_slopes", b"alibi_slopes", "f", (heads,), (self.batch, heads))
+        self._add_list("sinks", b"sinks", "f", (heads,))
+        self._set("dropout_p", _checks.real("dropout_p", a["dropout_p"]))
+        self._set("dropout_seed", dropout_seed(a))
         if a["bias"] is not None:
             self._read_bias(a["bias"])
         tree = _tree.packed(a, self.batch)
         if tree is not None:
             bits, shape = tree
-            p.tree = self._struct(self._read("tree", bits, ("uint8",)), BIT, shape)
-            p.tree_lengths = self._numbers(NumbersStruct, "tree_lengths", "q", (self.batch,))
+            self._params.tree = self._struct(self._read("tree", bits, ("uint8",)), BIT, shape)
+            self._add_list("tree_lengths", b"tree_lengths", "q", (self.batch,))
 
     def _read_bias(self, bias):
         masks = _tensors.is_mask(bias)
@@ -202,10 +229,4 @@ class Arguments:
             tensor = self._read("bias", _tensors.packed_mask(bias), ("uint8",))
         dtype = BIT if masks else DTYPES[tensor.dtype]
         self.bias_shape = shape
-        self.params.bias = self._struct(tensor, dtype, (1,) * (4 - len(shape)) + shape)
-
-    def _read_o_dtype(self):
-        asked = self.a["o_dtype"]
-        if asked not in (None, self.q.dtype, "float32"):
-            raise invalid(f"o_dtype is {asked!r}, must be q's dtype or 'float32'")
-        self.params.o_float32 = asked == "float32"
+        self._params.bias = self._struct(tensor, dtype, (1,) * (4 - len(shape)) + shape)

@@ -13,7 +13,8 @@ import warnings
 from typing import Any, Callable, NamedTuple
 
 from attend_kernels import DeviceArray, Error, _tensors
-from attend_kernels._library import CPU, ITEM_BYTES, NotCopied
+from attend_kernels._checks import real
+from attend_kernels._library import CPU, ITEM_BYTES, NotCopied, invalid
 from attend_kernels._printable import printable
 
 from . import _memory
@@ -225,7 +226,7 @@ class Call(NotCopied):
         returns; must not block."""
         _drop_ended()
         self._arguments, self._after = plan.arguments, plan.after
-        params, address, user = plan.arguments.params, ctypes.c_void_p(), next(_callback_ids)
+        params, address, user = plan.arguments.params(), ctypes.c_void_p(), next(_callback_ids)
         if on_done is not None:
             _callbacks[user] = on_done
             params.done, params.user = ctypes.cast(_on_done, ctypes.c_void_p), user
@@ -258,10 +259,12 @@ class Call(NotCopied):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the call has ended, at most `timeout` seconds. Returns whether it has."""
+        left = math.inf if timeout is None else real("timeout", timeout) * 1e9
+        if math.isnan(left):
+            raise invalid(f"timeout is {timeout!r}, must be a number of seconds, or None")
         if self._started.held is None:
             return True
-        left = math.inf if timeout is None else max(0, int(timeout * 1e9))
-        while not self._started.wait(int(min(left, _SLICE_NS))):
+        while not self._started.wait(int(max(0, min(left, _SLICE_NS)))):
             left -= _SLICE_NS
             if left <= 0:
                 return False

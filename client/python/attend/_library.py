@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import numbers
 import os
 import pathlib
 import threading
@@ -17,10 +18,6 @@ ENVIRONMENT = "ATTEND_CLIENT_LIBRARY"
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 DTYPE_NAMES = {number: name for name, number in DTYPES.items()}
 BIT = 4  # the dtype of a mask bias
-LAYOUTS = {"BHLD": 1, "BLHD": 2, "LHD": 3}
-CAUSAL = {"bottom_right": 2, "top_left": 3}
-WINDOW = {"bottom_right": 4, "top_left": 5}
-WANTED = {"q": 1, "k": 2, "v": 4, "bias": 8, "sinks": 16}
 TRANSPORTS = {"auto": 0, "inline": 1, "chunked": 2, "shared": 3}
 
 _int32, _int64, _address = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
@@ -39,9 +36,9 @@ class NumbersStruct(ctypes.Structure):
     _fields_ = [("data", _address), ("count", _int64)]
 
 
-class FloatsStruct(ctypes.Structure):
-    """attend_client_floats."""
-    _fields_ = [("data", _address), ("count", _int64)]
+class ListStruct(ctypes.Structure):
+    """attend_client_list."""
+    _fields_ = [("name", _text), ("data", _address), ("count", _int64)]
 
 
 class Options(ctypes.Structure):
@@ -58,20 +55,11 @@ class Options(ctypes.Structure):
 class Params(ctypes.Structure):
     """attend_client_params."""
     _fields_ = [
-        ("struct_bytes", ctypes.c_uint64), ("request_id", _text),
-        ("q", TensorStruct), ("k", TensorStruct), ("v", TensorStruct), ("bias", TensorStruct),
-        ("tree", TensorStruct),
-        ("layout", _int32), ("mask", _int32), ("window_left", _int64), ("window_right", _int64),
-        ("key_offset", _int64), ("keys_after", _int64),
-        ("has_scale", _int32), ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
-        ("dropout_p", ctypes.c_float), ("dropout_seed", ctypes.c_uint64),
-        ("q_lengths", NumbersStruct), ("kv_lengths", NumbersStruct), ("cu_q", NumbersStruct),
-        ("cu_kv", NumbersStruct), ("tree_lengths", NumbersStruct),
-        ("alibi_slopes", FloatsStruct), ("sinks", FloatsStruct),
-        ("return_lse", _int32), ("o_float32", _int32), ("check", _int32), ("priority", _int32),
-        ("kernel", _text), ("wanted", _int32), ("transport", _int32),
-        ("o", TensorStruct), ("lse", TensorStruct), ("d_o", TensorStruct),
-        ("d_lse", TensorStruct), ("timeout_ns", _int64), ("tenant", _text),
+        ("struct_bytes", ctypes.c_uint64), ("request", _text),
+        ("lists", ctypes.POINTER(ListStruct)), ("lists_count", _int64),
+        *((name, TensorStruct) for name in ("q", "k", "v", "bias", "tree", "o", "lse", "d_o",
+                                            "d_lse")),
+        ("transport", _int32), ("timeout_ns", _int64), ("tenant", _text),
         ("done", _address), ("user", _address), ("stream", _address), ("traceparent", _text),
     ]
 
@@ -305,6 +293,7 @@ def nanoseconds(name: str, seconds) -> int:
     """A timeout in seconds, None for none, in the C interface's form."""
     if seconds is None:
         return 0
-    if not isinstance(seconds, (int, float)) or not 0 < seconds < 9e9:
-        raise Error(3, f"{name} is {seconds!r}, must be a number of seconds above 0, or None")
-    return max(1, int(seconds * 1e9))
+    if not isinstance(seconds, numbers.Real) or not 0 < seconds < 9e9:
+        raise Error(3, f"{name} is {seconds!r}, must be a number of seconds above 0 and below 9e9, "
+                       f"or None")
+    return max(1, int(float(seconds) * 1e9))

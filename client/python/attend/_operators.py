@@ -5,6 +5,7 @@ implementations for torch.compile, and as an autograd function, which has a frac
 overhead."""
 
 import functools
+import inspect
 import typing
 from typing import List, Optional, Tuple
 
@@ -15,7 +16,15 @@ from torch import Tensor
 
 from . import _connection
 
-# The operator's differentiable arguments.
+# The operators' arguments with their types: those of both, and the forward operator's.
+_OPTIONS = dict(
+    bias=Optional[Tensor], sinks=Optional[Tensor], alibi_slopes=Optional[Tensor],
+    q_lengths=Optional[Tensor], kv_lengths=Optional[Tensor], cu_seqlens_q=Optional[Tensor],
+    cu_seqlens_k=Optional[Tensor], max_seqlen_q=Optional[int], max_seqlen_k=Optional[int],
+    layout=str, alignment=str, window_left=int, window_right=int, scale=float, softcap=float,
+    dropout_p=float, dropout_seed=Optional[Tensor], kernel=str)
+_ARGUMENTS = dict(q=Tensor, k=Tensor, v=Tensor, **_OPTIONS)
+_NAMES = tuple(_ARGUMENTS)
 _DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 
 
@@ -46,33 +55,32 @@ def _rows(tensor):
     return None if tensor is None else _plain(tensor).contiguous()
 
 
-def _options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
-             max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
-             softcap, dropout_p, dropout_seed, kernel):
+def _options(values):
     """The keyword arguments common to both directions."""
-    seed = None if dropout_seed is None else int(dropout_seed) % 2**64
-    return dict(bias=_plain(bias), sinks=_plain(sinks), alibi_slopes=_plain(alibi_slopes),
-                q_lengths=q_lengths, kv_lengths=kv_lengths, cu_seqlens_q=cu_seqlens_q,
-                cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-                layout=layout, alignment=alignment, window=(window_left, window_right),
-                scale=scale, softcap=softcap, dropout_p=dropout_p, dropout_seed=seed,
-                kernel=kernel)
+    options = dict(zip(_OPTIONS, values))
+    for name in ("bias", "sinks", "alibi_slopes"):
+        options[name] = _plain(options[name])
+    options["window"] = options.pop("window_left"), options.pop("window_right")
+    if options["dropout_seed"] is not None:
+        options["dropout_seed"] = int(options["dropout_seed"]) % 2**64
+    return options
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor],
-             alibi_slopes: Optional[Tensor], q_lengths: Optional[Tensor],
-             kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
-             cu_seqlens_k: Optional[Tensor], max_seqlen_q: Optional[int],
-             max_seqlen_k: Optional[int], layout: str, alignment: str, window_left: int,
-             window_right: int, scale: float, softcap: float, dropout_p: float,
-             dropout_seed: Optional[Tensor], kernel: str) -> Tuple[Tensor, Tensor]:
+def _signed(result, arguments):
+    """Gives a function the signature from which PyTorch makes the operator's schema."""
+    def sign(function):
+        function.__signature__ = inspect.Signature(
+            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hint)
+             for name, hint in arguments.items()], return_annotation=result)
+        return function
+    return sign
+
+
+@_signed(Tuple[Tensor, Tensor], _ARGUMENTS)
+def _forward(q, k, v, *options):
     """O and LSE. The seed is an integer tensor on the CPU, so that a compiled function can draw a
     new one in every call."""
-    o, lse = _computing()[0](
-        _plain(q), _plain(k), _plain(v), return_lse=True,
-        **_options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
-                   max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
-                   softcap, dropout_p, dropout_seed, kernel))
+    o, lse = _computing()[0](_plain(q), _plain(k), _plain(v), return_lse=True, **_options(options))
     return o, lse
 
 
@@ -87,30 +95,24 @@ def _lse_shape(q, layout):
 
 
 @attention.register_fake
-def _(q, k, v, bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
-      max_seqlen_q, max_seqlen_k, layout, *_):
+def _(q, k, v, *options):
+    layout = dict(zip(_OPTIONS, options))["layout"]
     return q.new_empty((*q.shape[:-1], v.shape[-1])), \
         q.new_empty(_lse_shape(q, layout), dtype=torch.float32)
 
 
-def _backward(d_o: Tensor, d_lse: Optional[Tensor], q: Tensor, k: Tensor, v: Tensor, o: Tensor,
-              lse: Tensor, bias: Optional[Tensor], sinks: Optional[Tensor],
-              alibi_slopes: Optional[Tensor], q_lengths: Optional[Tensor],
-              kv_lengths: Optional[Tensor], cu_seqlens_q: Optional[Tensor],
-              cu_seqlens_k: Optional[Tensor], max_seqlen_q: Optional[int],
-              max_seqlen_k: Optional[int], layout: str, alignment: str, window_left: int,
-              window_right: int, scale: float, softcap: float, dropout_p: float,
-              dropout_seed: Optional[Tensor], kernel: str, wanted: str) -> List[Tensor]:
+@_signed(List[Tensor], dict(
+    d_o=Tensor, d_lse=Optional[Tensor], q=Tensor, k=Tensor, v=Tensor, o=Tensor, lse=Tensor,
+    **_OPTIONS, wanted=str))
+def _backward(d_o, d_lse, q, k, v, o, lse, *options):
     """The gradients named in `wanted` ("q k v"), in that order and in the arguments' dtypes."""
+    *options, wanted = options
     names = tuple(wanted.split())
     found = _computing()[1](
         _plain(d_o), _plain(q), _plain(k), _plain(v), _plain(o), _rows(lse), d_lse=_rows(d_lse),
-        wanted=names,
-        **_options(bias, sinks, alibi_slopes, q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_k,
-                   max_seqlen_q, max_seqlen_k, layout, alignment, window_left, window_right, scale,
-                   softcap, dropout_p, dropout_seed, kernel))
-    inputs = dict(q=q, k=k, v=v, bias=bias, sinks=sinks)
-    dtypes = {name: x.dtype for name, x in inputs.items() if x is not None}
+        wanted=names, **_options(options))
+    inputs = dict(zip(_NAMES, (q, k, v, *options)))
+    dtypes = {name: inputs[name].dtype for name in names}
     return [gradient if gradient.dtype == dtypes[name] else gradient.to(dtypes[name])
             for name, gradient in zip(names, found)]
 
@@ -120,8 +122,8 @@ attention_backward = torch.library.custom_op("attend::attention_backward", _back
 
 
 @attention_backward.register_fake
-def _(d_o, d_lse, q, k, v, o, lse, bias, sinks, *rest):
-    inputs = dict(q=q, k=k, v=v, bias=bias, sinks=sinks)
+def _(d_o, d_lse, q, k, v, o, lse, *rest):
+    inputs = dict(zip(_NAMES, (q, k, v, *rest)))
     return [inputs[name].new_empty(inputs[name].shape) for name in rest[-1].split()]
 
 
@@ -131,9 +133,6 @@ def _no_second_derivative(ctx, *_):
 
 
 attention_backward.register_autograd(_no_second_derivative)
-
-
-_NAMES = tuple(argument.name for argument in torch.ops.attend.attention.default._schema.arguments)
 
 
 def _setup_context(ctx, inputs, output):
@@ -196,7 +195,7 @@ def _types(hint):
     return (*kinds, torch.nn.Parameter) if Tensor in kinds else kinds
 
 
-_TYPES = [_types(hint) for hint in typing.get_type_hints(_forward).values()][:len(_NAMES)]
+_TYPES = [_types(hint) for hint in _ARGUMENTS.values()]
 
 
 @functools.lru_cache
@@ -231,4 +230,4 @@ def call_with_tree(tree, tree_lengths, *values):
                                 f"torch.no_grad()")
     q, k, v, *options = values
     return _computing()[0](_plain(q), _plain(k), _plain(v), return_lse=True, tree=tree,
-                           tree_lengths=tree_lengths, **_options(*options))
+                           tree_lengths=tree_lengths, **_options(options))

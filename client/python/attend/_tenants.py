@@ -38,10 +38,8 @@ class Tenants:
                                      name="attend-tenants").start()
                 except RuntimeError:  # the interpreter is ending
                     self._asks.release()
-            return None
-        if not self._known or name in self._known:
-            return None
-        return functools.partial(self._warn, name, self._known)
+        known = self._known  # perhaps learnt just now, by a thread that missed the name
+        return functools.partial(self._warn, name, known) if known and name not in known else None
 
     def _learn(self, ask: Callable[..., dict[str, Any]]) -> None:
         try:
