@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -49,6 +50,8 @@ Status ReadDropout(const attend_params& params, Problem* p) {
 void ReadScale(const attend_params& params, Problem* p) {
   p->scale = static_cast<float>(params.scale);
   p->softcap = static_cast<float>(params.softcap);
+  // Not 0, which is off: it is refused.
+  if (p->softcap == 0 && params.softcap != 0) p->softcap = std::numeric_limits<float>::denorm_min();
   if (p->dtype != DType::kFloat64) return;
   p->scale64 = params.scale;
   p->softcap64 = params.softcap;

@@ -58,6 +58,38 @@ constexpr KernelModel kCudaDecode = {.slower = 1,
                                      .edge_keys = 64,
                                      .shares_heads = true};
 
+constexpr KernelModel kCpuFlash = {.slower = 1,
+                                   .slower_half = 1,
+                                   .pair = 22,
+                                   .softcap = 60,
+                                   .bias = 60,
+                                   .alibi = 20,
+                                   .dropout = 16,
+                                   .key_dim = 20,
+                                   .key = 100,
+                                   .lane_dim = 8,
+                                   .row_dim = 20,
+                                   .row = 1000,
+                                   .tile = 9000,
+                                   .tile_rows = 192,
+                                   .vector_rows = 16,
+                                   .edge_keys = 64,
+                                   .read_byte = 1.8,
+                                   .decodes = true,
+                                   .shares_heads = true};
+
+// Products and the packing of keys cost less.
+constexpr KernelModel CpuFlashAmx() {
+  KernelModel model = kCpuFlash;
+  model.pair = 20;
+  model.dims = 0.25;
+  model.backward = 1.7;
+  model.key_dim = 4;
+  model.key = 50;
+  model.edge_keys = 32;
+  return model;
+}
+
 // Indexed by KernelId. README.md beside this file says where the numbers come from.
 constexpr std::array<KernelModel, kKernelCount> kModels = {{
     {.slower = 19,
@@ -69,46 +101,8 @@ constexpr std::array<KernelModel, kKernelCount> kModels = {{
      .dropout = 40,
      .row_dim = 1,
      .row = 250},
-    {.slower = 1,
-     .slower_half = 1,
-     .pair = 22,
-     .softcap = 60,
-     .bias = 60,
-     .alibi = 20,
-     .dropout = 16,
-     .key_dim = 20,
-     .key = 100,
-     .lane_dim = 8,
-     .row_dim = 20,
-     .row = 1000,
-     .tile = 9000,
-     .tile_rows = 192,
-     .vector_rows = 16,
-     .edge_keys = 64,
-     .read_byte = 1.8,
-     .decodes = true,
-     .shares_heads = true},
-    {.slower = 1,
-     .slower_half = 1,
-     .pair = 20,
-     .dims = 0.25,
-     .backward = 1.7,
-     .softcap = 60,
-     .bias = 60,
-     .alibi = 20,
-     .dropout = 16,
-     .key_dim = 4,
-     .key = 50,
-     .lane_dim = 8,
-     .row_dim = 20,
-     .row = 1000,
-     .tile = 9000,
-     .tile_rows = 192,
-     .vector_rows = 16,
-     .edge_keys = 32,
-     .read_byte = 1.8,
-     .decodes = true,
-     .shares_heads = true},
+    kCpuFlash,
+    CpuFlashAmx(),
     {.slower = 63,
      .slower_half = 63,
      .pair = 53,

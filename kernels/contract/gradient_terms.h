@@ -36,7 +36,37 @@ ATTEND_HD inline int64_t TermIndex(const Problem& p, const Sequence& s, int64_t 
   return h * TermsOfHead(p) + first + i;
 }
 
-// Four floats per term of every head, with slack, the flags, and the per-head part.
+// Tiles of one head over all sequences, of `rows` rows each. Packed sequences, of `total` rows
+// together, may begin at any row, so each has one more.
+ATTEND_HD inline int64_t TilesOfHead(const Problem& p, int64_t total, int64_t length,
+                                     int64_t rows) {
+  return p.packed ? total / rows + p.batch : (length + rows - 1) / rows * p.batch;
+}
+// Index among them of the tile that starts at row i of sequence b, which begins at row `first` of a
+// packed tensor.
+ATTEND_HD inline int64_t TileOfHead(const Problem& p, int64_t first, int64_t length, int64_t rows,
+                                    int64_t b, int64_t i) {
+  return (p.packed ? first / rows + b : (length + rows - 1) / rows * b) + i / rows;
+}
+
+// ---- tiles computed again -----------------------------------------------------------------------
+
+// Between the flags and the terms: a word for each query head, and for each tile of dK, dV and dQ
+// two words, for lists of those that hold NaN or Inf. GPUs with less shared memory than Hopper's
+// have up to kRedoParts tiles for one of these.
+inline constexpr int kRedoParts = 4;
+ATTEND_HD inline int64_t RedoRows(const Problem& p) {  // of dQ; dK and dV have tiles of 64
+  return p.dim <= 128 && p.dim_v <= 128 ? 64 : 32;
+}
+ATTEND_HD inline int64_t RedoTiles(const Problem& p) {
+  return 2 * TilesOfHead(p, p.total_k, p.len_k, 64) * p.heads_kv +
+         TilesOfHead(p, p.total_q, p.len_q, RedoRows(p)) * p.heads_q;
+}
+ATTEND_HD inline int64_t RedoBytes(const Problem& p) {
+  return (p.batch * p.heads_q + 2 * kRedoParts * RedoTiles(p) + 3) / 4 * 16;
+}
+
+// Four floats per term of every head, with slack, the flags, the lists, and the per-head part.
 inline Result<int64_t> GradientTermsBytes(const Problem& p) {
   const Result<int64_t> terms = CheckedProduct("terms of query rows", TermsOfHead(p), p.heads_q);
   if (!terms.ok()) return terms;
@@ -45,10 +75,13 @@ inline Result<int64_t> GradientTermsBytes(const Problem& p) {
   if (!bytes.ok()) return bytes;
   const Result<int64_t> heads = CheckedProduct("heads", p.batch, p.heads_q, kHeadPartBytes);
   if (!heads.ok()) return heads;
-  if (*bytes > INT64_MAX - *heads - kTermFlagBytes) {
+  const Result<int64_t> keys = CheckedProduct("rows of K and V", p.batch, p.heads_kv,
+                                              std::max(p.len_k, p.total_k), kRedoParts);
+  if (!keys.ok()) return keys;
+  if (*bytes > INT64_MAX - *heads - kTermFlagBytes - RedoBytes(p)) {
     return InvalidArgument("terms of query rows take more bytes than 64 bits count");
   }
-  return *bytes + *heads + kTermFlagBytes;
+  return *bytes + *heads + kTermFlagBytes + RedoBytes(p);
 }
 
 // ---- dQ in turns --------------------------------------------------------------------------------
@@ -65,17 +98,13 @@ inline constexpr int64_t kTurnBytesMax = int64_t{4} << 30;
 ATTEND_HD inline int64_t TurnRows(const Problem& p) {
   return p.dim <= 64 && p.dim_v <= 64 ? 128 : 64;
 }
-// Tiles of one head. Packed sequences may begin at any row, so each has one more.
 ATTEND_HD inline int64_t TurnTilesOfHead(const Problem& p) {
-  const int64_t rows = TurnRows(p);
-  return p.packed ? p.total_q / rows + p.batch : (p.len_q + rows - 1) / rows * p.batch;
+  return TilesOfHead(p, p.total_q, p.len_q, TurnRows(p));
 }
 // Index of the tile that starts at row i.
 ATTEND_HD inline int64_t TurnTile(const Problem& p, const Sequence& s, int64_t b, int64_t h,
                                   int64_t i) {
-  const int64_t rows = TurnRows(p);
-  const int64_t first = p.packed ? s.q_row / rows + b : (p.len_q + rows - 1) / rows * b;
-  return h * TurnTilesOfHead(p) + first + i / rows;
+  return h * TurnTilesOfHead(p) + TileOfHead(p, s.q_row, p.len_q, TurnRows(p), b, i);
 }
 
 // Bytes of the counters, and of counters and sums. They follow the terms, at multiples of
@@ -94,7 +123,7 @@ inline Result<int64_t> TurnBytes(const Problem& p) {
 // Whether key blocks take turns at dQ, provided that the device has room and that dQ and one of dK
 // and dV are wanted. All of these affect the result's bits.
 inline bool TakesTurns(const Problem& p) {
-  if (std::max(p.dim, p.dim_v) > kTurnDimMax || p.softcap > 0.0f || p.dropout > 0) return false;
+  if (std::max(p.dim, p.dim_v) > kTurnDimMax || CapOf(p).on() || p.dropout > 0) return false;
   const Result<int64_t> bytes = TurnBytes(p);
   return bytes.ok() && *bytes <= kTurnBytesMax;
 }

@@ -7,7 +7,7 @@
 // sum_j P_ij dP_ij, which equals dO_i . O_i up to O's rounding:
 //
 //   dS_ij = P_ij (dP_ij - delta_i + dLSE_i)            w.r.t. the score that mask and softmax see
-//   dT_ij = dS_ij (1 - (capped_ij / softcap)^2)        w.r.t. scale * q.k; dS_ij without softcap
+//   dT_ij = dS_ij (1 - Share(capped_ij)^2)             w.r.t. scale * q.k; Share of CapOf
 //   dQ_i = scale sum_j dT_ij K_j       dK_j = scale sum_i dT_ij Q_i       dV_j = sum_i P_ij dO_i
 //   dBias_ij = dS_ij                   dSink_h = -sum_i exp(sink_h - LSE_i) (delta_i - dLSE_i)
 //

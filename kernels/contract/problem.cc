@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "kernels/contract/limits.h"
+#include "kernels/util/counted.h"
 
 namespace attend {
 namespace {
@@ -109,11 +110,11 @@ Status Check(const Problem& p) {
   ATTEND_RETURN_IF_ERROR(CheckKeys(p));
   ATTEND_RETURN_IF_ERROR(CheckSizes(p));
   if (!std::isfinite(p.scale)) {
-    return InvalidArgument("scale is " + std::to_string(p.scale) + ", must be finite");
+    return InvalidArgument("scale is " + NumberText(p.scale) + ", must be finite");
   }
   if (p.softcap != 0.0f && !(p.softcap >= kSoftcapMin && p.softcap <= kSoftcapMax)) {
-    return InvalidArgument("softcap is " + std::to_string(p.softcap) + ", must be in [" +
-                           std::to_string(kSoftcapMin) + ", " + std::to_string(kSoftcapMax) +
+    return InvalidArgument("softcap is " + NumberText(p.softcap) + ", must be in [" +
+                           NumberText(kSoftcapMin) + ", " + NumberText(kSoftcapMax) +
                            "], or 0 for none");
   }
   if (p.dropout < 0 || p.dropout >= kDropoutOne) {

@@ -83,12 +83,36 @@ inline float DefaultScale(int64_t dim) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
 }
 
-// Scale and softcap in double: unrounded for float64, else the fp32 values.
+// The cap of scores: value * tanh(score / value).
+template <class Number>
+struct ScoreCap {
+  Number value;  // 0: scores are not capped
+
+  ATTEND_HD bool on() const { return value > 0; }
+  ATTEND_HD Number Apply(Number score) const {
+    return on() ? value * std::tanh(score / value) : score;
+  }
+  // The tanh of a capped score; the cap's slope is 1 minus its square.
+  Number Share(Number capped) const { return on() ? capped / value : 0; }
+};
+ATTEND_HD inline ScoreCap<float> CapOf(const Problem& p) { return {p.softcap}; }
+
+// Scale and cap in double: unrounded for float64, else the fp32 values.
 inline double ExactScale(const Problem& p) {
   return p.scale64 != 0 ? p.scale64 : static_cast<double>(p.scale);
 }
-inline double ExactSoftcap(const Problem& p) {
-  return p.softcap64 != 0 ? p.softcap64 : static_cast<double>(p.softcap);
+inline ScoreCap<double> ExactCap(const Problem& p) {
+  return {p.softcap64 != 0 && p.softcap != 0 ? p.softcap64 : static_cast<double>(p.softcap)};
+}
+
+// Whether there are score terms between q.k and the mask: a cap, a bias or ALiBi.
+inline bool HasScoreTerms(const Problem& p) { return CapOf(p).on() || p.has_bias || p.has_alibi; }
+
+// Kernels that cap raw products have scores tanh(q.k * CapFactor), or q.k without a cap (factor 0),
+// in units of ScoreUnit.
+ATTEND_HD inline float ScoreUnit(const Problem& p) { return CapOf(p).on() ? p.softcap : p.scale; }
+ATTEND_HD inline float CapFactor(const Problem& p) {
+  return CapOf(p).on() ? p.scale / p.softcap : 0.0f;
 }
 
 // OK, or INVALID_ARGUMENT naming field, value and bound. Kernels only ever get a Problem that

@@ -299,7 +299,9 @@ Reason WhyNotDecode(const Problem& p, const DeviceInfo& device, const MemoryTrai
     return {"decoding kernels need compute capability 8.0 or later"};
   }
   if (!Has16Bits(p)) return {"Tensor Cores would round float32 inputs"};
-  if (p.has_bias) return {"decoding kernels have no bias", Fallback::kBias};
+  if (p.has_bias && !p.bias_bits) {
+    return {"decoding kernels take no bias except a mask of bits", Fallback::kBias};
+  }
   if (p.dropout > 0) return {"decoding kernels have no dropout", Fallback::kDropout};
   if (p.dim % 8 != 0 || p.dim_v % 8 != 0) {
     return {"decoding kernels need D and Dv that are multiples of 8", Fallback::kHeadDim};

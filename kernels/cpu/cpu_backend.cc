@@ -100,7 +100,7 @@ class CpuLane : public Lane {
 
  private:
   void Loop();
-  // Copies the items, and takes all memory that Run needs beside that of the kernels.
+  // Copies the items, and allocates all memory that Run needs besides that of the kernels.
   void TakeItems(std::span<const WorkItem> items);
   bool RunsOnCaller();
   BatchOutcome Run();

@@ -5,8 +5,9 @@
 //
 // Keys are taken a key tile at a time. After each, max, sum and O are every row's state
 // (softmax_state.h) over the keys so far, with O not yet divided by sum. The states of splits are
-// merged in order, in double except for O. A row that comes out NaN or Inf is computed again by the
-// tile code, alone.
+// merged in order, in double except for O. Keys that leave a row NaN or Inf are computed again,
+// with care that V's NaN and Inf reach what they must. A row that comes out so though a finite
+// input may be the reason is computed again by the tile code, alone.
 
 #if defined(ATTEND_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_DECODE_INL_H_
@@ -21,7 +22,6 @@
 #include <limits>
 #include <utility>
 
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/contract/softmax_state.h"
 #include "kernels/cpu/decode.h"
@@ -39,6 +39,58 @@ void DecodeRun::BeginMerge() {
 }
 
 void DecodeRun::Attend(KeyRange keys) {
+  const auto finite = [&](int64_t r) { return std::isfinite(s_.sum[r]) && Finite(O(r)); };
+  std::fill_n(outcome_, rows_, kFinite);
+  AttendOnce(keys);
+  bool all = true;
+  for (int64_t r = 0; r < rows_; ++r) all = all && finite(r);
+  if (all) return;
+  careful_ = true;
+  for (int64_t r = 0; r < rows_; ++r) {
+    spread_[r] = false;
+    doubtful_[r] = LookAtRow(Q(r), k_shape_.width).large;
+  }
+  AttendOnce(keys);
+  careful_ = special_values_ = false;
+  for (int64_t r = 0; r < rows_; ++r) {
+    if (!finite(r)) outcome_[r] = doubtful_[r] ? kDoubtful : kSpecial;
+  }
+}
+
+// Sums of products of finite numbers stay finite if none is large.
+DecodeRun::Looks DecodeRun::LookAtRow(const float* row, int64_t width) const {
+  const F32 d;
+  Looks found;
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const V32 x = hn::Load(d, row + i);
+    const auto finite = hn::IsFinite(x);
+    const auto large = hn::And(finite, hn::Gt(hn::Abs(x), hn::Set(d, 0x1p58f)));
+    found.special = found.special || !hn::AllTrue(d, finite);
+    found.large = found.large || !hn::AllFalse(d, large);
+  }
+  return found;
+}
+
+// Looks at a block's K and V, before they are widened.
+void DecodeRun::LookAtBlock(const BlockRows& k, const BlockRows& v, int64_t first, int64_t last) {
+  const auto look = [&](const BlockRows& rows, int64_t j) {
+    std::fill(s_.rows, s_.rows + kHeadDimMax, 0.0f);
+    WidenRow(rows.at[j], p_.dtype, 0, rows.dim, s_.rows);
+    return LookAtRow(s_.rows, kHeadDimMax);
+  };
+  special_values_ = false;
+  for (int64_t j = 0; j < kKeyTile; ++j) {
+    unsure_[j] = false;
+    if (j < first || j >= last) continue;
+    const Looks of_k = look(k, j), of_v = look(v, j);
+    // Where steps overlap, Inf is multiplied by 0 too.
+    const bool overlapped = of_k.special && p_.dim < k_shape_.width;
+    unsure_[j] = of_k.large || of_v.large || overlapped;
+    special_values_ = special_values_ || of_v.special;
+  }
+}
+
+void DecodeRun::AttendOnce(KeyRange keys) {
   std::fill(s_.max, s_.max + rows_, kNothing);
   std::fill(s_.sum, s_.sum + rows_, 0.0f);
   for (int64_t r = 0; r < rows_; ++r) std::fill(O(r), O(r) + v_shape_.width, 0.0f);
@@ -57,6 +109,7 @@ void DecodeRun::Attend(KeyRange keys) {
     const int64_t last = last_of(block);
     // The caches fetch the block's V while K is multiplied, and the next block's K while V is.
     Locate(a_.v, block, first, last, &v);
+    if (careful_) LookAtBlock(*k, v, first, last);
     const NextRows fetch_v = Next(v, v_shape_);
     if (k_shape_.widened) Widen(k_shape_, p_.dim, first, last, s_.k, k);
     Dot(*k, first, last, fetch_v);
@@ -69,6 +122,7 @@ void DecodeRun::Attend(KeyRange keys) {
     }
     if (v_shape_.widened) Widen(v_shape_, p_.dim_v, first, last, s_.v, &v);
     AddValues(v, first, last, fetch_k);
+    for (int64_t r = 0; r < rows_ && special_values_; ++r) spread_[r] = !Finite(O(r));
   }
   if (tiles_) CurrentTileUnit().end();
 }
@@ -84,7 +138,11 @@ void DecodeRun::Weigh(int64_t block, int64_t first, int64_t last) {
     if (!plain_) FinishScores(r, block, begin, end);
     if (begin > 0 || end < kKeyTile) MaskScores(r, begin, end);
     const int64_t hidden = Softmax(r);
-    if (hidden == kKeyTile - (last - first)) {
+    for (int64_t j = 0; j < kKeyTile && careful_; ++j) {
+      doubtful_[r] = doubtful_[r] || (unsure_[j] && !IsHiddenWeight(Scores(r)[j]));
+    }
+    const bool apart = careful_ && (special_values_ || spread_[r]);
+    if (hidden == kKeyTile - (last - first) && !apart) {
       whole_[whole_count_++] = r;
     } else {
       partly_[partly_count_++] = r;
@@ -96,8 +154,7 @@ void DecodeRun::Weigh(int64_t block, int64_t first, int64_t last) {
 void DecodeRun::FinishScores(int64_t r, int64_t block, int64_t begin, int64_t end) {
   const F32 d;
   const V32 scale = hn::Set(d, p_.scale);
-  const V32 cap = hn::Set(d, p_.softcap);
-  const V32 inverse_cap = hn::Set(d, p_.softcap > 0 ? 1.0f / p_.softcap : 0.0f);
+  const LaneCap cap(p_);
   const V32 diagonal = hn::Set(d, static_cast<float>(RowOf(r) + sequence_.offset - block));
   const V32 slope =
       hn::Set(d, p_.has_alibi ? a_.alibi_slopes[tile_.b * a_.alibi_stride_b + HeadOf(r)] : 0.0f);
@@ -109,7 +166,7 @@ void DecodeRun::FinishScores(int64_t r, int64_t block, int64_t begin, int64_t en
   }
   for (int64_t n = 0; n < kKeyTile; n += kLanes) {
     V32 x = hn::Mul(hn::Load(d, Scores(r) + n), scale);
-    if (p_.softcap > 0) x = hn::Mul(cap, hn::CallTanh(d, hn::Mul(x, inverse_cap)));
+    if (cap.on()) x = cap.OfTanh(cap.Tanh(x));
     if (p_.has_bias && !bits_) x = hn::Add(x, hn::Load(d, s_.bias + n));
     if (p_.has_alibi) {
       const V32 key = hn::Iota(d, static_cast<float>(n));
@@ -164,17 +221,7 @@ int64_t DecodeRun::Softmax(int64_t r) {
 
 void DecodeRun::AddValues(const BlockRows& values, int64_t first, int64_t last,
                           const NextRows& next) {
-  switch (v_shape_.type) {
-    case DType::kFloat16:
-      return AddValuesOf<DType::kFloat16>(values, first, last, next);
-    case DType::kBFloat16:
-      return AddValuesOf<DType::kBFloat16>(values, first, last, next);
-    case DType::kFloat32:
-      return AddValuesOf<DType::kFloat32>(values, first, last, next);
-    case DType::kFloat64:  // refused by Select
-    case DType::kBit:
-      return;
-  }
+  WithDType(v_shape_.type, [&]<DType kType>() { AddValuesOf<kType>(values, first, last, next); });
 }
 
 template <DType kType>
@@ -217,21 +264,24 @@ void DecodeRun::StorePartial(float* partial) const {
   for (int64_t r = 0; r < rows_; ++r, partial += PartialRowFloats(p_.dim_v)) {
     partial[0] = s_.max[r];
     partial[1] = s_.sum[r];
-    std::copy(O(r), O(r) + v_shape_.width, partial + 2);
+    partial[2] = outcome_[r];
+    std::copy(O(r), O(r) + v_shape_.width, partial + 3);
   }
 }
 
 void DecodeRun::MergeState() {
-  for (int64_t r = 0; r < rows_; ++r) MergeRow(r, s_.max[r], s_.sum[r], O(r));
+  for (int64_t r = 0; r < rows_; ++r) MergeRow(r, s_.max[r], s_.sum[r], outcome_[r], O(r));
 }
 
 void DecodeRun::MergePartial(const float* partial) {
   for (int64_t r = 0; r < rows_; ++r, partial += PartialRowFloats(p_.dim_v)) {
-    MergeRow(r, partial[0], partial[1], partial + 2);
+    MergeRow(r, partial[0], partial[1], partial[2], partial + 3);
   }
 }
 
-void DecodeRun::MergeRow(int64_t r, float max, float sum, const float* o) {
+// NaN and Inf stay, however small the factor.
+void DecodeRun::MergeRow(int64_t r, float max, float sum, float outcome, const float* o) {
+  merged_outcome_[r] = std::max(merged_outcome_[r], outcome);
   if (sum == 0) return;  // no key was seen
   const MergeWeights<double> weights =
       Merge(merged_[r], {static_cast<double>(max) * unit_, static_cast<double>(sum)});
@@ -239,33 +289,36 @@ void DecodeRun::MergeRow(int64_t r, float max, float sum, const float* o) {
   const V32 left = hn::Set(d, static_cast<float>(weights.left));
   const V32 right = hn::Set(d, static_cast<float>(weights.right));
   for (int64_t n = 0; n < v_shape_.width; n += kLanes) {
-    const V32 before = hn::Mul(left, hn::Load(d, Merged(r) + n));
-    hn::Store(hn::MulAdd(right, hn::LoadU(d, o + n), before), d, Merged(r) + n);
+    const V32 merged = hn::Load(d, Merged(r) + n), more = hn::LoadU(d, o + n);
+    const V32 before = hn::IfThenElse(hn::IsFinite(merged), hn::Mul(left, merged), merged);
+    const V32 after = hn::MulAdd(right, more, before);
+    hn::Store(hn::IfThenElse(hn::IsFinite(more), after, hn::Add(more, before)), d, Merged(r) + n);
   }
 }
 
-// Whether the row's O and sum are finite. If not, an input is NaN or Inf, or a sum has overflowed.
-bool DecodeRun::Finite(int64_t r) const {
+// Whether a row of O is finite. If not, an input is NaN or Inf, or a sum has overflowed.
+bool DecodeRun::Finite(const float* o) const {
   const F32 d;
   V32 zero = hn::Zero(d);
   for (int64_t n = 0; n < v_shape_.width; n += kLanes) {
-    zero = hn::MulAdd(hn::Load(d, Merged(r) + n), hn::Zero(d), zero);
+    zero = hn::MulAdd(hn::Load(d, o + n), hn::Zero(d), zero);
   }
-  return std::isfinite(merged_[r].sum) && hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
+  return hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
 }
 
-// Rows that are not finite get the tile code's bits, one row at a time, so that no row's bits
-// depend on another's.
+// Rows that are in doubt get the tile code's bits, one row at a time, so that no row's bits depend
+// on another's.
 void DecodeRun::Store(TileFunction careful) {
-  int64_t finite = 0;
+  int64_t stored = 0;
   bool needs_care[kDecodeRows];
   for (int64_t r = 0; r < rows_; ++r) {
-    needs_care[r] = !Finite(r);
+    const bool finite = std::isfinite(merged_[r].sum) && Finite(Merged(r));
+    needs_care[r] = merged_outcome_[r] == kDoubtful || (!finite && merged_outcome_[r] == kFinite);
     if (needs_care[r]) continue;
     StoreRow(r);
-    ++finite;
+    ++stored;
   }
-  if (finite == 0) return careful(tile_, &s_);
+  if (stored == 0) return careful(tile_, &s_);
   for (int64_t r = 0; r < rows_; ++r) {
     if (!needs_care[r]) continue;
     Tile row = tile_;
@@ -286,7 +339,15 @@ void DecodeRun::StoreRow(int64_t r) {
   factor = sum == 0 ? 0 : factor * InverseSum(state);
   ForEachPlace(v_shape_,
                [&](int64_t element, int64_t place, bool) { s_.rows[element] = Merged(r)[place]; });
-  NarrowRow(s_.rows, static_cast<float>(factor), p_.dim_v, p_.o_dtype(), a_.o.data,
+  auto by = static_cast<float>(factor);
+  if (merged_outcome_[r] == kSpecial) {
+    for (int64_t n = 0; n < p_.dim_v; ++n) {
+      // NaN and Inf stay, even if `factor` underflows in fp32.
+      if (std::isfinite(s_.rows[n]) || !(factor > 0)) s_.rows[n] *= by;
+    }
+    by = 1;
+  }
+  NarrowRow(s_.rows, by, p_.dim_v, p_.o_dtype(), a_.o.data,
             tile_.b * a_.o.stride_b + h * a_.o.stride_h + row * a_.o.stride_l);
   if (p_.return_lse) {
     a_.lse[tile_.b * a_.lse_stride_b + h * a_.lse_stride_h + row] =

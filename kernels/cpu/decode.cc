@@ -21,10 +21,6 @@ HWY_EXPORT(FinishDecode);
 HWY_EXPORT(DecodeWhole);
 
 DecodeFunctions ChooseDecodeFunctions() {
-  // Before the first dynamic call, the table's first entry would select a target at each call.
-  if (!hwy::GetChosenTarget().IsInitialized()) {
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
   return {&HWY_DYNAMIC_DISPATCH(DecodeSplit), &HWY_DYNAMIC_DISPATCH(FinishDecode),
           &HWY_DYNAMIC_DISPATCH(DecodeWhole)};
 }

@@ -52,13 +52,13 @@ inline Splits SplitsOf(const Problem& p, const Sequence& s) {
   return {seen, first, std::max<int64_t>(1, (seen.end + keys - 1) / keys - first), keys};
 }
 
-// A partial is the state over one split: for each row of the tile its max, its sum and its
-// undivided O, whose order depends on the instruction set.
-inline int64_t PartialRowFloats(int64_t dim_v) { return 2 + (dim_v + 31) / 32 * 32; }
+// A partial is the state over one split: for each row of the tile its max, its sum, its outcome
+// (kFinite, ...) and its undivided O, whose order depends on the instruction set.
+inline int64_t PartialRowFloats(int64_t dim_v) { return 3 + (dim_v + 31) / 32 * 32; }
 inline int64_t PartialFloats(const Tile& tile) {
   return tile.heads * tile.rows * PartialRowFloats(tile.attention->problem.dim_v);
 }
-inline constexpr int64_t kPartialFloatsMax = kDecodeRows * (2 + kHeadDimMax);
+inline constexpr int64_t kPartialFloatsMax = kDecodeRows * (3 + kHeadDimMax);
 
 // Functions for one instruction set. They take tiles made by DecodeTile, with any `work` and
 // `stop`.
@@ -72,7 +72,7 @@ struct DecodeFunctions {
   void (*whole)(const Tile& tile, TileFunction careful, Scratch* scratch);
 };
 
-// Selects the best instruction set of this machine. Called once per batch.
+// The same instruction set as ChooseTileFunction, which has been called.
 DecodeFunctions ChooseDecodeFunctions();
 
 }  // namespace attend::cpu_flash

@@ -252,7 +252,7 @@ struct WeightRows {
 
 // For each row r and the elements of kSteps steps from step t on: o = before * o + sum over keys
 // [first, last) of p * v, where the sum is computed first, from zero. With kSkip, keys of weight -0
-// are skipped, whatever their value.
+// are skipped, whatever their value, and NaN and Inf are felt, however small the factor (NotZero).
 template <DType kType, int kRows, int kSteps, bool kSkip>
 HWY_INLINE void AccumulateSteps(const BlockRows& values, int64_t first, int64_t last, int64_t t,
                                 const WeightRows<kRows>& rows, const NextRows& next) {
@@ -274,15 +274,19 @@ HWY_INLINE void AccumulateSteps(const BlockRows& values, int64_t first, int64_t 
     for (int n = 0; n < kSteps; ++n) {
       const int64_t begin = StepBegin<kType>(t + n, values.dim);
       const V32 value = LoadStep<kType, 0>(values.at[j], begin);
+      const auto add = [&](V32 x, V32 w, V32 to) {
+        if (kSkip) w = hn::IfThenElse(hn::IsFinite(x), w, NotZero(w));
+        return hn::MulAdd(w, x, to);
+      };
       HWY_UNROLL(8)
       for (int r = 0; r < kRows; ++r) {
-        sum[r][n * kVectors] = hn::MulAdd(weight[r], value, sum[r][n * kVectors]);
+        sum[r][n * kVectors] = add(value, weight[r], sum[r][n * kVectors]);
       }
       if constexpr (kVectors == 2) {
         const V32 odd = LoadStep<kType, 1>(values.at[j], begin);
         HWY_UNROLL(8)
         for (int r = 0; r < kRows; ++r) {
-          sum[r][n * kVectors + 1] = hn::MulAdd(weight[r], odd, sum[r][n * kVectors + 1]);
+          sum[r][n * kVectors + 1] = add(odd, weight[r], sum[r][n * kVectors + 1]);
         }
       }
     }
@@ -293,7 +297,9 @@ HWY_INLINE void AccumulateSteps(const BlockRows& values, int64_t first, int64_t 
     HWY_UNROLL(16)
     for (int n = 0; n < kSteps * kVectors; ++n) {
       float* at = rows.o[r] + (t * kVectors + n) * kLanes;
-      hn::Store(hn::MulAdd(before, hn::Load(d, at), sum[r][n]), d, at);
+      const V32 o = hn::Load(d, at);
+      const V32 by = kSkip ? hn::IfThenElse(hn::IsFinite(o), before, NotZero(before)) : before;
+      hn::Store(hn::MulAdd(by, o, sum[r][n]), d, at);
     }
   }
 }

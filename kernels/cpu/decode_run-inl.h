@@ -26,6 +26,10 @@ namespace HWY_NAMESPACE {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
+// A row's outcome, as partials have it: finite; NaN or Inf as its inputs demand; or not finite,
+// perhaps for another reason.
+constexpr float kFinite = 0, kSpecial = 1, kDoubtful = 2;
+
 class DecodeRun {
  public:
   DecodeRun(const Tile& tile, Scratch* scratch)
@@ -51,7 +55,7 @@ class DecodeRun {
   void PackQuery();
   void PackPairs(int64_t r, const uint16_t* row);
   void BeginMerge();
-  // Computes each row's state over these keys into s_.max, s_.sum and s_.o.
+  // Computes each row's state over these keys into s_.max, s_.sum and s_.o, and its outcome.
   void Attend(KeyRange keys);
   // Writes that state, merges it into the result so far, or merges one that was written.
   void StorePartial(float* partial) const;
@@ -84,6 +88,13 @@ class DecodeRun {
   bool PackValueTiles(const BlockRows& values, const NextRows& next);
   void AddValueTiles();
 
+  void AttendOnce(KeyRange keys);
+  struct Looks {
+    bool special = false;  // NaN or Inf
+    bool large = false;
+  };
+  Looks LookAtRow(const float* row, int64_t width) const;
+  void LookAtBlock(const BlockRows& k, const BlockRows& v, int64_t first, int64_t last);
   void Locate(const ConstTensorView& view, int64_t block, int64_t first, int64_t last,
               BlockRows* rows) const;
   void Widen(const RowShape& shape, int64_t dim, int64_t first, int64_t last, float* out,
@@ -104,8 +115,8 @@ class DecodeRun {
   template <DType kType, int kRows, bool kSkip>
   void AddRows(const BlockRows& values, int64_t first, int64_t last, const int64_t* rows,
                const NextRows& next);
-  void MergeRow(int64_t r, float max, float sum, const float* o);
-  bool Finite(int64_t r) const;
+  void MergeRow(int64_t r, float max, float sum, float outcome, const float* o);
+  bool Finite(const float* o) const;
   void StoreRow(int64_t r);
 
   const Tile& tile_;
@@ -124,6 +135,15 @@ class DecodeRun {
   const double unit_;
   const float to_log2_;
   SoftmaxState<double> merged_[kDecodeRows];
+  float outcome_[kDecodeRows] = {};         // of Attend
+  float merged_outcome_[kDecodeRows] = {};  // the largest
+  // Attend computes keys again that left a row not finite. Rows then feel NaN and Inf of V however
+  // small their weight, from the block on that has them.
+  bool careful_ = false;
+  bool special_values_ = false;  // the block's V has NaN or Inf
+  bool unsure_[kKeyTile];        // keys of the block that may leave finite rows not finite
+  bool doubtful_[kDecodeRows];   // rows that see such a key, or have a large Q
+  bool spread_[kDecodeRows];     // rows whose O has felt some
   // Rows that see all keys of the current block, and rows that see some.
   int64_t whole_[kDecodeRows];
   int64_t partly_[kDecodeRows];
@@ -197,24 +217,14 @@ NextRows DecodeRun::Next(const BlockRows& rows, const RowShape& shape) const {
 }
 
 void DecodeRun::Dot(const BlockRows& keys, int64_t first, int64_t last, const NextRows& next) {
-  switch (k_shape_.type) {
-    case DType::kFloat16:
-      return DotOf<DType::kFloat16>(keys, first, last, next, Q(0));
-    case DType::kBFloat16:
 #if ATTEND_IS_AVX512(HWY_TARGET)
-      if (pairs_) {
-        tiles_ ? DotTiles(keys, first, last, next)
-               : DotOf<DType::kBFloat16>(keys, first, last, next, Pairs(0));
-        return DotUnpaired(keys, first, last);
-      }
-#endif
-      return DotOf<DType::kBFloat16>(keys, first, last, next, Q(0));
-    case DType::kFloat32:
-      return DotOf<DType::kFloat32>(keys, first, last, next, Q(0));
-    case DType::kFloat64:  // refused by Select
-    case DType::kBit:
-      return;
+  if (pairs_) {
+    tiles_ ? DotTiles(keys, first, last, next)
+           : DotOf<DType::kBFloat16>(keys, first, last, next, Pairs(0));
+    return DotUnpaired(keys, first, last);
   }
+#endif
+  WithDType(k_shape_.type, [&]<DType kType>() { DotOf<kType>(keys, first, last, next, Q(0)); });
 }
 
 // `q` has rows as DotBlock takes them.

@@ -12,11 +12,15 @@
 // sums join dQ, dK and dV in fp32.
 //
 // The unit counts subnormal numbers as 0. Tiles take rows of Q, dO, K and V whose elements are 0 or
-// normal and at most 2^60, and dO and dS times 2^32, so what is lost of a product other than a
+// normal and at most 2^26, and dO and dS times 2^32, so what is lost of a product other than a
 // score is below 2^-158, or 2^-158 times an element where dS itself is; scores lose less than
 // 2^-38, as in flash_amx-inl.h. Other rows, those that see such a key, and those that were
 // measured, whose scores must be rounded as they were then, are computed by GradientRun after the
 // tiles, one key tile at a time. For them tiles have zeros in place of the row or key.
+//
+// Tiles also take NaN and Inf of V, and those of Q and K as factors of scores, which then are not
+// finite (or tanh's limits: not with a cap). As factors of dS, which must not reach hidden keys
+// and rows, such rows of Q and K are 0: where they are seen, dS is NaN, or 0 for a score of -Inf.
 
 #if defined(ATTEND_CPU_FLASH_GRADIENTS_AMX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_FLASH_GRADIENTS_AMX_INL_H_
@@ -47,24 +51,23 @@ namespace HWY_NAMESPACE {
 constexpr float kFactorScale = 0x1p32f;
 constexpr uint16_t kFactorScaleBits = 32 << 7;
 
-// Whether all elements are 0 or normal, and at most 2^26, so that no sum of products of K, V, Q and
-// dO leaves fp32's range, times kFactorScale or not. `dim` is whole blocks.
-HWY_INLINE bool FitsTiles(const uint16_t* row, int64_t dim) {
-  const Words d;
-  constexpr uint16_t kLeast = 1 << 7, kMost = (127 + 26) << 7;
-  auto fits = hn::Eq(hn::Zero(d), hn::Zero(d));
-  for (int64_t i = 0; i < dim; i += kAmxBlock) {
-    const VWords size = hn::And(hn::LoadU(d, row + i), hn::Set(d, uint16_t{0x7fff}));
-    const VWords clamped = hn::Min(hn::Max(size, hn::Set(d, kLeast)), hn::Set(d, kMost));
-    fits = hn::And(fits, hn::Or(hn::Eq(size, clamped), hn::Eq(size, hn::Zero(d))));
-  }
-  return hn::AllTrue(d, fits);
+// kYes if all elements are 0 or normal, and at most 2^26, so that no sum of products of K, V, Q and
+// dO leaves fp32's range, times kFactorScale or not. kSpecial if all others are NaN or Inf. `dim`
+// is whole blocks.
+enum class Fit : uint8_t { kNo, kSpecial, kYes };
+HWY_INLINE Fit FitOf(const uint16_t* row, int64_t dim) {
+  const RowTraits traits = TraitsOf(row, dim, 26);
+  if (traits.tiny || traits.large) return Fit::kNo;
+  return traits.special ? Fit::kSpecial : Fit::kYes;
 }
 
 HWY_INLINE void CopyRow(const void* data, int64_t index, int64_t dim, int64_t padded,
                         uint16_t* to) {
-  std::memcpy(to, static_cast<const uint16_t*>(data) + index,
-              static_cast<size_t>(dim) * sizeof(uint16_t));
+  const Words d;
+  const auto* const from = static_cast<const uint16_t*>(data) + index;
+  int64_t i = 0;  // no call for a few vectors
+  for (; i + kAmxBlock <= dim; i += kAmxBlock) hn::StoreU(hn::LoadU(d, from + i), d, to + i);
+  if (i < dim) std::memcpy(to + i, from + i, static_cast<size_t>(dim - i) * sizeof(uint16_t));
   std::fill(to + dim, to + padded, uint16_t{0});
 }
 
@@ -94,11 +97,11 @@ class AmxGradientRun : public GradientRun {
 
  private:
   void LoadKeys() override;
-  void LoadKey(int64_t j, uint16_t* k, uint16_t* v);
+  Fit LoadKey(int64_t j, uint16_t* k, uint16_t* v);
   void TileStep(int64_t first, int64_t count, const RowsKeys& seen) override;
   void LoadTileRows(int64_t first, int64_t count);
   bool LoadTileRow(int64_t n);
-  bool SeesUnfit(int64_t n) const;
+  bool SeesUnfit(int64_t n, Fit of_q) const;
   void Turn(const uint16_t* rows, int64_t count, int64_t dim, float* turned);
   template <int kVectors>
   void TilePanel(const LanePanel& panel, int64_t count, bool masked);
@@ -113,19 +116,25 @@ class AmxGradientRun : public GradientRun {
   const TileUnit& unit_of_tiles_;
   const int64_t dim_;    // padded
   const int64_t dim_v_;  // padded
+  // Whether scores that are not finite leave nothing finite behind.
+  bool TakesSpecial() const { return !CapOf(p_).on(); }
+
   bool any_unfit_ = false;
-  bool wide_keys_ = false;  // GradientRun's key tile is loaded too
-  int64_t others_ = 0;      // rows of the tile that GradientRun computes
+  bool any_special_ = false;   // some key in tiles has NaN or Inf
+  bool special_rows_ = false;  // some row in tiles has, or its terms are
+  bool wide_keys_ = false;     // GradientRun's key tile is loaded too
+  int64_t others_ = 0;         // rows of the tile that GradientRun computes
 };
 
 // Packs K and V of the key tile.
 void AmxGradientRun::LoadKeys() {
-  any_unfit_ = wide_keys_ = false;
+  any_unfit_ = any_special_ = wide_keys_ = false;
   auto* const k = reinterpret_cast<uint16_t*>(s_.rows);
   uint16_t v[kTurned * 2 * kRowStride];
   for (int64_t j = 0; j < WholeBlocks(keys_); j += kTurned) {
+    Fit fits[kTurned];
     for (int64_t r = 0; r < kTurned; ++r) {
-      LoadKey(j + r, k + r * 2 * kRowStride, v + r * 2 * kRowStride);
+      fits[r] = LoadKey(j + r, k + r * 2 * kRowStride, v + r * 2 * kRowStride);
     }
     const LanePanel panel = PanelOf(keys_, j / kAmxPanelLanes, true);
     const int64_t at = j - panel.lane;
@@ -133,6 +142,9 @@ void AmxGradientRun::LoadKeys() {
       TurnIn(s_.rows, kRowStride, dim_ / 2, panel.width(), s_.amx_k + panel.lane * dim_ / 2 + at);
       TurnIn(reinterpret_cast<const float*>(v), kRowStride, dim_v_ / 2, panel.width(),
              s_.amx_v + panel.lane * dim_v_ / 2 + at);
+    }
+    for (int64_t r = 0; r < kTurned; ++r) {
+      if (fits[r] == Fit::kSpecial) std::fill_n(k + r * 2 * kRowStride, dim_, uint16_t{0});
     }
     for (int64_t r = 0; r < kTurned; r += 2) {
       for (int64_t i = 0; i < dim_; i += kLanes) {
@@ -144,8 +156,9 @@ void AmxGradientRun::LoadKeys() {
   }
 }
 
-// Loads one key's K and V, and its norm. Zeros in place of a key that tiles cannot take.
-void AmxGradientRun::LoadKey(int64_t j, uint16_t* k, uint16_t* v) {
+// Loads one key's K and V, and its norm. Zeros in place of a key that tiles cannot take. Returns
+// how its K fits.
+Fit AmxGradientRun::LoadKey(int64_t j, uint16_t* k, uint16_t* v) {
   const int64_t h_kv = task_.head / p_.group();
   s_.norms[j] = 0;
   s_.unfit[j] = 0;
@@ -157,21 +170,27 @@ void AmxGradientRun::LoadKey(int64_t j, uint16_t* k, uint16_t* v) {
     WidenRow(k, DType::kBFloat16, 0, dim_, wide);
     const float square = DotRows(wide, wide, dim_);
     if (std::isfinite(square)) s_.norms[j] = std::sqrt(square);
-    if (FitsTiles(k, dim_) && FitsTiles(v, dim_v_)) return;
+    const Fit of_k = FitOf(k, dim_), of_v = FitOf(v, dim_v_);
+    if (of_v != Fit::kNo && (of_k == Fit::kYes || (of_k == Fit::kSpecial && TakesSpecial()))) {
+      any_special_ = any_special_ || of_k == Fit::kSpecial || of_v == Fit::kSpecial;
+      return of_k;
+    }
     s_.unfit[j] = AllFinite(wide, dim_) ? 1 : 2;
     any_unfit_ = true;
   }
   std::fill(k, k + dim_, uint16_t{0});
   std::fill(v, v + dim_v_, uint16_t{0});
+  return Fit::kYes;
 }
 
-// Whether row n of the tile sees a key that tiles cannot take.
-bool AmxGradientRun::SeesUnfit(int64_t n) const {
+// Whether row n of the tile sees a key that tiles cannot take. A bias of -inf does not hide a score
+// that may not be finite.
+bool AmxGradientRun::SeesUnfit(int64_t n, Fit of_q) const {
   const float* const bias = s_.bias + n * kGradientKeys;
   for (auto j = static_cast<int64_t>(s_.begin[n]); j < static_cast<int64_t>(s_.end[n]); ++j) {
     if (s_.unfit[j] == 0) continue;
     const bool removed = p_.has_bias && bias[j] == -std::numeric_limits<float>::infinity() &&
-                         (bits_ || s_.unfit[j] == 1);
+                         (bits_ || (s_.unfit[j] == 1 && of_q == Fit::kYes));
     if (!removed) return true;
   }
   return false;
@@ -186,16 +205,18 @@ bool AmxGradientRun::LoadTileRow(int64_t n) {
     const int64_t at =
         RowElement(sequence_, id.b, id.h, id.i, view.stride_b, view.stride_h, view.stride_l);
     CopyRow(view.data, at, dim, WholeBlocks(dim), to);
-    return FitsTiles(to, WholeBlocks(dim));
+    return FitOf(to, WholeBlocks(dim));
   };
-  const bool fits_q = copy(a_.q, p_.dim, q);
-  const bool fits_d_o = copy(g_.d_o, p_.dim_v, d_o);
+  const Fit of_q = copy(a_.q, p_.dim, q);
+  const Fit of_d_o = copy(g_.d_o, p_.dim_v, d_o);
   const RowTerms& terms = *s_.terms[n];
   const bool measured =
       task_.measured != nullptr && task_.measured[TermsIndex(p_, sequence_, id)].known;
-  if (!fits_q || !fits_d_o || measured || terms.special || !std::isfinite(terms.less) ||
-      !std::isfinite(terms.base) || (any_unfit_ && SeesUnfit(n))) {
+  const bool fits_q = of_q == Fit::kYes || (of_q == Fit::kSpecial && TakesSpecial());
+  if (!fits_q || of_d_o != Fit::kYes || measured || (any_unfit_ && SeesUnfit(n, of_q)))
     return false;
+  if (NoteSpecial(n) || !std::isfinite(terms.less) || !std::isfinite(terms.base)) {
+    special_rows_ = true;
   }
   const Words d;
   for (int64_t i = 0; i < dim_v_; i += kAmxBlock) {
@@ -210,10 +231,21 @@ bool AmxGradientRun::LoadTileRow(int64_t n) {
 void AmxGradientRun::LoadTileRows(int64_t first, int64_t count) {
   static constexpr RowTerms kNone{.known = true};
   others_ = 0;
+  special_rows_ = false;
+  HWY_ALIGN uint16_t special[kGradientRows * kHeadDimMax];  // rows of Q
+  int64_t at[kGradientRows];
+  int64_t specials = 0;
   for (int64_t n = 0; n < WholeBlocks(count); ++n) {
     if (n < count) {
       LoadRow(RowAt(first + n), n, /*wide=*/false);
-      if (LoadTileRow(n)) continue;
+      uint16_t* const q = s_.amx_q + n * kAmxRowStride;
+      if (LoadTileRow(n)) {
+        if (!s_.terms[n]->special || FitOf(q, dim_) == Fit::kYes) continue;
+        std::copy(q, q + dim_, special + specials * kHeadDimMax);
+        std::fill_n(q, dim_, uint16_t{0});
+        at[specials++] = n;
+        continue;
+      }
       s_.others[others_++] = static_cast<int32_t>(s_.row[n]);
       s_.begin[n] = s_.end[n] = 0;
       s_.terms[n] = &kNone;
@@ -223,6 +255,9 @@ void AmxGradientRun::LoadTileRows(int64_t first, int64_t count) {
   }
   if (task_.d_k != nullptr) Turn(s_.amx_q, count, dim_, s_.amx_q_turned);
   if (task_.d_v != nullptr) Turn(s_.amx_d_o, count, dim_v_, s_.amx_d_o_turned);
+  for (int64_t n = 0; n < specials; ++n) {
+    std::copy_n(special + n * kHeadDimMax, dim_, s_.amx_q + at[n] * kAmxRowStride);
+  }
 }
 
 // Transposes the tile's rows in pairs.
@@ -240,7 +275,9 @@ void AmxGradientRun::Turn(const uint16_t* rows, int64_t count, int64_t dim, floa
 
 void AmxGradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen) {
   LoadTileRows(first, count);
-  careful_ = sums_begun_ = false;
+  careful_ = any_special_ || special_rows_;
+  in_tiles_ = true;
+  sums_begun_ = false;
   d_weight_unit_ = 1 / kFactorScale;
   KeyRange lanes{keys_, 0};
   for (int64_t n = 0; n < CountPanels(keys_, true); ++n) {
@@ -262,6 +299,7 @@ void AmxGradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen
     wide_keys_ = true;
   }
   d_weight_unit_ = 1;
+  in_tiles_ = false;
   listed_ = s_.others;
   GradientRun::TileStep(0, others_, {seen.any, {0, 0}});
   listed_ = nullptr;
@@ -286,7 +324,7 @@ HWY_NOINLINE void AmxGradientRun::TilePanel(const LanePanel& panel, int64_t coun
     WeighOrMeasure<kVectors, false>(panel, count, masked);
   }
   if (task_.d_bias) AddBias(panel, count);
-  if (p_.softcap > 0) Slope(panel, count);
+  if (CapOf(p_).on()) Slope(panel, count);
   const int64_t at = tile_ - task_.keys.begin + panel.lane;
   if (task_.d_v != nullptr) {
     RoundFactors<kVectors>(s_.weight, kWidth, count, 1);

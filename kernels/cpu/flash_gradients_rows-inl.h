@@ -111,9 +111,11 @@ HWY_INLINE RowTerms FindTerms(const Attention& a, const Gradients& g, const RowT
     const float lse = a.lse[LseElement(a, s, id)];
     terms.special = terms.special || std::isnan(lse);
     // A row that sees nothing has LSE -inf, and -inf - -inf would be NaN. If LSE is infinite or NaN
-    // for another reason, fp32 has overflowed, and NaN sends the KV head to the reference.
+    // for another reason, such as a finite slope, fp32 has overflowed, and NaN sends the KV head to
+    // the reference.
     const KeyRange range = VisibleKeys(p.mask, s, id.i);
-    const bool none = lse < 0 && (range.begin >= range.end || p.has_bias || !p.has_alibi);
+    const bool slope = p.has_alibi && std::isfinite(a.alibi_slopes[id.b * a.alibi_stride_b + id.h]);
+    const bool none = lse < 0 && (range.begin >= range.end || p.has_bias || !slope);
     terms.base = std::isfinite(lse) ? lse : none ? 0 : kNan;
     terms.less = g.d_lse == nullptr ? delta : delta - d_lse;
     terms.known = true;

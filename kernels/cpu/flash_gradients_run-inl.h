@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/contract/softmax_state.h"
 #include "kernels/cpu/dropout-inl.h"
@@ -28,6 +27,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
+
+// Weigh's rows: ordinary ones; those with NaN and Inf, for products in tiles, which multiply all
+// weights; or any, also measured ones, for products that skip weights of -0.
+enum class Rows : uint8_t { kOrdinary, kSpecialInTiles, kAny };
 
 class GradientRun {
  public:
@@ -71,14 +74,20 @@ class GradientRun {
 
  protected:
   int64_t RowAt(int64_t n) const { return listed_ == nullptr ? n : listed_[n]; }
-  int64_t HeadOf(int64_t row) const { return task_.head + row / task_.rows; }
-  int64_t RowOf(int64_t row) const { return task_.row + row % task_.rows; }
+  // Most tasks have one head, whose rows need no division.
+  int64_t HeadOf(int64_t row) const {
+    return task_.head + (row < task_.rows ? 0 : row / task_.rows);
+  }
+  int64_t RowOf(int64_t row) const {
+    return task_.row + (row < task_.rows ? row : row % task_.rows);
+  }
   RowId IdOf(int64_t row) const { return {task_.b, HeadOf(row), RowOf(row)}; }
 
   void Begin();
   virtual void LoadKeys();
   void LookAtKeys(const LanePanel& panel, bool values);
   void LoadRow(int64_t row, int64_t at, bool wide);
+  bool NoteSpecial(int64_t n) const;
   bool LoadRows(int64_t first, int64_t count);
   virtual void TileStep(int64_t first, int64_t count, const RowsKeys& seen);
   template <int kVectors>
@@ -87,7 +96,7 @@ class GradientRun {
   void Products(const float* rows, const float* panel, int64_t dim, int64_t count, float* out);
   void FinishScores(const LanePanel& panel, int64_t count);
   void Draw(const LanePanel& panel, int64_t count);
-  template <bool kRare>
+  template <Rows kRows>
   HWY_INLINE V32 ExponentOf(const LanePanel& panel, int64_t t, int64_t lane, bool masked) const;
   HWY_INLINE V32 ScoreOf(const LanePanel& panel, int64_t t, int64_t lane, bool masked) const;
   void RaiseShift(int64_t t, float shift);
@@ -96,7 +105,7 @@ class GradientRun {
   void FinishMeasuring();
   template <int kVectors, bool kDropout>
   void WeighOrMeasure(const LanePanel& panel, int64_t count, bool masked);
-  template <int kVectors, bool kDropout, bool kRare>
+  template <int kVectors, bool kDropout, Rows kRows>
   void Weigh(const LanePanel& panel, int64_t count, bool masked);
   template <int kVectors>
   void WeighErrors(const LanePanel& panel, int64_t count, bool masked);
@@ -130,6 +139,7 @@ class GradientRun {
   // special_keys_, or some row is special: hidden keys have weight 0, and 0 * Inf is NaN. Their
   // weights are then -0, which the products skip.
   bool careful_ = false;
+  bool in_tiles_ = false;          // flash_gradients_amx-inl.h's products
   bool sums_begun_ = false;        // s_.sums has sums of this key tile
   V32 special_ = hn::Zero(F32());  // NaN once a sum in dBias is not finite
 };
@@ -248,34 +258,40 @@ void GradientRun::LoadRow(int64_t row, int64_t at, bool wide) {
   }
 }
 
+// Whether row n of the tile is special. If it sees a key, so may the KV head's sums be.
+bool GradientRun::NoteSpecial(int64_t n) const {
+  if (!s_.terms[n]->special) return false;
+  const bool sees = s_.begin[n] < s_.end[n] && task_.special != nullptr;
+  // Threads share the flag; writing it for each row would take longer than the row.
+  if (sees && !task_.special->load(std::memory_order_relaxed)) task_.special->store(true);
+  return true;
+}
+
 // Loads rows numbered [first, first + count). True if any is special.
 bool GradientRun::LoadRows(int64_t first, int64_t count) {
   bool special = false;
   for (int64_t n = 0; n < count; ++n) {
     LoadRow(RowAt(first + n), n, /*wide=*/true);
-    if (!s_.terms[n]->special) continue;
-    special = true;
-    if (s_.begin[n] < s_.end[n] && task_.special != nullptr) task_.special->store(true);
+    special = NoteSpecial(n) || special;
   }
   return special;
 }
 
-// Applies all steps of problem.h between q.k and the mask, as TileRun does, and keeps softcap's
+// Applies all steps of problem.h between q.k and the mask, as TileRun does, and keeps the cap's
 // slope.
 void GradientRun::FinishScores(const LanePanel& panel, int64_t count) {
   const F32 d;
   const V32 scale = hn::Set(d, p_.scale);
-  const V32 cap = hn::Set(d, p_.softcap);
-  const V32 inverse_cap = hn::Set(d, p_.softcap > 0 ? 1.0f / p_.softcap : 0.0f);
+  const LaneCap cap(p_);
   for (int64_t t = 0; t < count; ++t) {
     for (int64_t n = 0; n < panel.width(); n += kLanes) {
       const int64_t lane = panel.lane + n;
       const int64_t at = t * panel.width() + n;
       V32 x = hn::Mul(hn::Load(d, s_.weight + at), scale);
-      if (p_.softcap > 0) {
-        const V32 share = hn::CallTanh(d, hn::Mul(x, inverse_cap));
+      if (cap.on()) {
+        const V32 share = cap.Tanh(x);
         hn::Store(hn::NegMulAdd(share, share, hn::Set(d, 1.0f)), d, s_.slope + at);
-        x = hn::Mul(cap, share);
+        x = cap.OfTanh(share);
       }
       const float* const bias = s_.bias + t * kGradientKeys + lane;
       if (p_.has_bias && !bits_) x = hn::Add(x, hn::Load(d, bias));

@@ -61,34 +61,15 @@ void GradientRun::TileStep(int64_t first, int64_t count, const RowsKeys& seen) {
     if (seen.any.begin >= end || seen.any.end <= begin) continue;
     // Lanes without a key must be hidden too.
     const bool masked = seen.all.begin > begin || seen.all.end < tile_ + panel.lane + panel.width();
-    switch (panel.vectors) {
-      case 1:
-        PanelStep<1>(panel, count, masked);
-        break;
-      case 2:
-        PanelStep<2>(panel, count, masked);
-        break;
-      case 3:
-        if constexpr (kPanelVectors > 2) PanelStep<3>(panel, count, masked);
-        break;
-    }
+    WithVectors(panel.vectors, [&]<int kVectors>() { PanelStep<kVectors>(panel, count, masked); });
     lanes = {std::min(lanes.begin, panel.lane), end - tile_};
   }
   if (sums_begun_) StoreSums(count);
   if (task_.d_q == nullptr || lanes.begin >= lanes.end) return;
   for (int64_t n = 0; n < CountPanels(p_.dim); ++n) {
     const LanePanel panel = PanelOf(p_.dim, n);
-    switch (panel.vectors) {
-      case 1:
-        AddQueries<1>(panel.lane, first, count, lanes);
-        break;
-      case 2:
-        AddQueries<2>(panel.lane, first, count, lanes);
-        break;
-      case 3:
-        if constexpr (kPanelVectors > 2) AddQueries<3>(panel.lane, first, count, lanes);
-        break;
-    }
+    WithVectors(panel.vectors,
+                [&]<int kVectors>() { AddQueries<kVectors>(panel.lane, first, count, lanes); });
   }
 }
 
@@ -109,7 +90,7 @@ HWY_NOINLINE void GradientRun::PanelStep(const LanePanel& panel, int64_t count, 
     if (task_.step == GradientStep::kMeasure) return;
   }
   if (task_.d_bias) AddBias(panel, count);
-  if (p_.softcap > 0) Slope(panel, count);
+  if (CapOf(p_).on()) Slope(panel, count);
   const int64_t at = tile_ - task_.keys.begin + panel.lane;
   if (task_.d_v != nullptr) {
     AddKeys<kVectors>(s_.d_o, s_.weight, panel.width(), p_.dim_v, count,
@@ -146,17 +127,18 @@ HWY_INLINE V32 GradientRun::ScoreOf(const LanePanel& panel, int64_t t, int64_t l
 }
 
 // Their exponents: -inf where the score is, else at most 0, since no weight is above 1, however LSE
-// was rounded. Without kRare, shift is 0 and base finite.
-template <bool kRare>
+// was rounded. But for Rows::kAny, shift is 0, and -inf is NaN if base is.
+template <Rows kRows>
 HWY_INLINE V32 GradientRun::ExponentOf(const LanePanel& panel, int64_t t, int64_t lane,
                                        bool masked) const {
   const F32 d;
   const RowTerms& terms = *s_.terms[t];
   const V32 score = ScoreOf(panel, t, lane, masked);
-  const V32 moved = kRare ? hn::Sub(score, hn::Set(d, terms.shift)) : score;
+  constexpr bool kAny = kRows == Rows::kAny;
+  const V32 moved = kAny ? hn::Sub(score, hn::Set(d, terms.shift)) : score;
   V32 x = hn::MulSub(moved, hn::Set(d, unit_), hn::Set(d, terms.base));
   const V32 none = hn::Set(d, -std::numeric_limits<float>::infinity());
-  if (kRare) x = hn::IfThenElse(hn::Eq(score, none), none, x);
+  if (kAny) x = hn::IfThenElse(hn::Eq(score, none), none, x);
   return AtMost(hn::Zero(d), x);
 }
 
@@ -213,7 +195,7 @@ void GradientRun::Measure(const LanePanel& panel, int64_t count, bool masked) {
     V32 sum = hn::Zero(d), delta = hn::Zero(d);
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) {
-      const V32 x = ExponentOf<true>(panel, t, panel.lane + n * kLanes, masked);
+      const V32 x = ExponentOf<Rows::kAny>(panel, t, panel.lane + n * kLanes, masked);
       const V32 p = Exp2(x, kLog2e);
       V32 d_weight = hn::Load(d, s_.d_weight + (t * kVectors + n) * kLanes);
       if constexpr (kDropout) {
@@ -253,21 +235,24 @@ template <int kVectors, bool kDropout>
 void GradientRun::WeighOrMeasure(const LanePanel& panel, int64_t count, bool masked) {
   if (task_.step == GradientStep::kMeasure) {
     Measure<kVectors, kDropout>(panel, count, masked);
-  } else if (careful_ || task_.measured != nullptr) {
-    Weigh<kVectors, kDropout, true>(panel, count, masked);
+  } else if (in_tiles_ && careful_) {
+    Weigh<kVectors, kDropout, Rows::kSpecialInTiles>(panel, count, masked);
+  } else if (careful_ || (task_.measured != nullptr && !in_tiles_)) {
+    Weigh<kVectors, kDropout, Rows::kAny>(panel, count, masked);
   } else {
-    Weigh<kVectors, kDropout, false>(panel, count, masked);
+    Weigh<kVectors, kDropout, Rows::kOrdinary>(panel, count, masked);
   }
 }
 
 // P = exp(score - LSE) and dS = P (dP - less), both 0 for hidden keys, whatever dP is. With
 // dropout, dP includes its factor, and dropped weights are 0 for dV; dV's factor is applied when it
-// is stored. Without kRare, no row is measured or special, and careful_ is false.
-template <int kVectors, bool kDropout, bool kRare>
+// is stored.
+template <int kVectors, bool kDropout, Rows kRows>
 void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
   const F32 d;
   const V32 hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
-  const V32 none = hn::Set(d, careful_ ? -0.0f : 0.0f);
+  constexpr bool kSpecial = kRows != Rows::kOrdinary, kAny = kRows == Rows::kAny;
+  const V32 none = hn::Set(d, kAny && careful_ ? -0.0f : 0.0f);
   const V32 kept = hn::Set(d, DropoutScale(p_.dropout) * d_weight_unit_);
   const int64_t offset = (p_.key_offset + tile_ + panel.lane) % kDropoutTile;
   for (int64_t t = 0; t < count; ++t) {
@@ -277,12 +262,13 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
     for (int n = 0; n < kVectors; ++n) {
       const int64_t lane = panel.lane + n * kLanes;
       const int64_t at = t * kPanelLanes<kVectors> + n * kLanes;
-      const V32 x = ExponentOf<kRare>(panel, t, lane, masked);
-      const auto unseen = hn::Eq(x, hidden);
+      const V32 x = ExponentOf<kRows>(panel, t, lane, masked);
+      const auto unseen =
+          hn::Eq(kRows == Rows::kSpecialInTiles ? ScoreOf(panel, t, lane, masked) : x, hidden);
       const V32 p = Exp2(x, kLog2e);
       const V32 d_weight = hn::Load(d, s_.d_weight + at);
       V32 moved = hn::MulSub(d_weight, kept, less);
-      V32 factor_of_v = kRare ? hn::IfThenElse(unseen, none, p) : p;
+      V32 factor_of_v = kSpecial ? hn::IfThenElse(unseen, none, p) : p;
       if constexpr (kDropout) {
         const auto dropped =
             DroppedLanes(s_.draws + t * kDrawStride + offset + n * kLanes, p_.dropout);
@@ -290,10 +276,10 @@ void GradientRun::Weigh(const LanePanel& panel, int64_t count, bool masked) {
         factor_of_v = hn::IfThenElse(dropped, none, factor_of_v);
       }
       // However small its weight, a visible key passes on an Inf.
-      const V32 by = kRare ? hn::IfThenElse(hn::IsFinite(moved), p, NotZero(p)) : p;
+      const V32 by = kSpecial ? hn::IfThenElse(hn::IsFinite(moved), p, NotZero(p)) : p;
       V32 d_score = hn::Mul(by, moved);
       // Makes -0 to +0. Adding 0 would not: it may be fused with the product, and give -0 again.
-      if (kRare) d_score = hn::IfThenZeroElse(hn::Eq(d_score, hn::Zero(d)), d_score);
+      if (kAny) d_score = hn::IfThenZeroElse(hn::Eq(d_score, hn::Zero(d)), d_score);
       d_score = hn::IfThenElse(unseen, none, d_score);
       hn::Store(factor_of_v, d, s_.weight + at);
       hn::Store(d_score, d, s_.d_score + t * kGradientKeys + lane);
@@ -317,7 +303,7 @@ void GradientRun::WeighErrors(const LanePanel& panel, int64_t count, bool masked
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) {
       const int64_t lane = panel.lane + n * kLanes;
-      const V32 x = ExponentOf<true>(panel, t, lane, masked);
+      const V32 x = ExponentOf<Rows::kAny>(panel, t, lane, masked);
       const V32 d_score = hn::Mul(Exp2(x, kLog2e), error);
       hn::Store(hn::IfThenElse(hn::Eq(x, hidden), none, d_score), d,
                 s_.d_score + t * kGradientKeys + lane);

@@ -160,7 +160,7 @@ struct alignas(128) GradientScratch {
   float d_score[kGradientRows * kGradientKeys];
   float weight[kGradientRows * kPanelLanesMax];  // the score, then P
   float d_weight[kGradientRows * kPanelLanesMax];
-  float slope[kGradientRows * kPanelLanesMax];       // softcap's
+  float slope[kGradientRows * kPanelLanesMax];       // the cap's
   float norms[kGradientKeys];                        // |K| of each key; 0 if not finite
   float sums[kGradientRows * kRowSums * kLanesMax];  // RowSums of the key tile, by lane
   // Dropout's draws for one panel, which may begin within a tile of 16 keys. The spare row takes

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <limits>
 
+#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/flash_tile.h"
 #include "kernels/cpu/target_kind.h"
@@ -43,7 +44,7 @@ constexpr int64_t kLanes = hn::MaxLanes(F32());
 constexpr int kPanelVectors = 3;
 constexpr int kBlockRows = 8;
 #else
-constexpr int kPanelVectors = 2;
+constexpr int kPanelVectors = HWY_TARGET == HWY_AVX2 ? 3 : 2;
 constexpr int kBlockRows = 4;
 #endif
 static_assert(kValueBlock % kBlockRows == 0 && kKeyTile % kBlockRows == 0);
@@ -94,6 +95,15 @@ HWY_INLINE V32 Exp2(V32 x, float factor) {
   return hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 }
 
+// The cap of scores (problem.h), through their tanh.
+struct LaneCap : ScoreCap<float> {
+  explicit LaneCap(const Problem& p) : ScoreCap(CapOf(p)), inverse(on() ? 1.0f / value : 0.0f) {}
+  V32 Tanh(V32 x) const { return hn::CallTanh(F32(), hn::Mul(x, hn::Set(F32(), inverse))); }
+  V32 OfTanh(V32 x) const { return hn::Mul(hn::Set(F32(), value), x); }
+
+  float inverse;
+};
+
 // Whether one instruction can add pairs of bf16 products, on machines that have it.
 #if ATTEND_IS_AVX512(HWY_TARGET)
 constexpr bool kHavePairs = true;
@@ -129,6 +139,35 @@ HWY_INLINE V32 RoundToPairs(V32 even, V32 odd) {
   asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(pairs.raw) : "v"(odd.raw), "v"(even.raw));
   asm("vpermw %0, %1, %0" : "+v"(pairs.raw) : "v"(order.raw));
   return pairs;
+}
+
+// Whether bf16 has subnormal numbers, finite ones of more than 2^`exponent`, NaN or Inf.
+// `dim` is whole vectors.
+struct RowTraits {
+  bool tiny, large, special;
+};
+HWY_INLINE RowTraits TraitsOf(const uint16_t* row, int64_t dim, int exponent) {
+  const Words d;
+  const VWords bound = hn::Set(d, static_cast<uint16_t>(((127 + exponent) << 7) + 1));
+  const VWords infinity = hn::Set(d, uint16_t{0x7f80}), one = hn::Set(d, uint16_t{1});
+  VWords least = hn::Set(d, uint16_t{0xffff}), most = hn::Zero(d);
+  const auto each = [&](const auto& look) {
+    for (int64_t i = 0; i < dim; i += static_cast<int64_t>(hn::Lanes(d))) {
+      look(hn::And(hn::LoadU(d, row + i), hn::Set(d, uint16_t{0x7fff})));
+    }
+  };
+  each([&](VWords size) {
+    least = hn::Min(least, hn::Sub(size, one));  // 0 becomes the largest
+    most = hn::Max(most, size);
+  });
+  RowTraits traits{!hn::AllFalse(d, hn::Lt(least, hn::Set(d, uint16_t{0x7f}))), false, false};
+  if (hn::AllTrue(d, hn::Lt(most, bound))) return traits;
+  each([&](VWords size) {
+    const auto finite = hn::Lt(size, infinity);
+    traits.special = traits.special || !hn::AllTrue(d, finite);
+    traits.large = traits.large || !hn::AllTrue(d, hn::Or(hn::Not(finite), hn::Lt(size, bound)));
+  });
+  return traits;
 }
 
 // The numbers of `low`, then those of `high`, rounded to bf16.
@@ -197,6 +236,14 @@ HWY_INLINE void Weigh(const V32 (&base)[kVectors], float to_log2, int64_t keys, 
 // Makes a weight usable in a product with Inf or NaN: never 0, and never subnormal, which is slow.
 HWY_INLINE V32 NotZero(V32 weight) {
   return hn::Or(weight, hn::Set(F32(), std::numeric_limits<float>::min()));
+}
+
+// Calls f<vectors>() for a panel.
+template <class F>
+HWY_INLINE void WithVectors(int vectors, const F& f) {
+  if (vectors == 1) return f.template operator()<1>();
+  if (vectors == 2) return f.template operator()<2>();
+  if constexpr (kPanelVectors > 2) f.template operator()<3>();
 }
 
 // Lanes of a panel of kVectors vectors.

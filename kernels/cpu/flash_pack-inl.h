@@ -21,6 +21,14 @@ HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
 
+// Calls f<DType>() for Q, K, V or O; Select refuses other dtypes.
+template <class F>
+HWY_INLINE auto WithDType(DType dtype, const F& f) {
+  if (dtype == DType::kFloat16) return f.template operator()<DType::kFloat16>();
+  if (dtype == DType::kBFloat16) return f.template operator()<DType::kBFloat16>();
+  return f.template operator()<DType::kFloat32>();
+}
+
 // Widens Lanes(d) elements from `index` on to fp32.
 template <DType kType, class D>
 HWY_INLINE hn::Vec<D> LoadWide(D d, const void* data, int64_t index) {
@@ -57,18 +65,8 @@ HWY_INLINE void WidenRowOf(const void* data, int64_t index, int64_t dim, float* 
 
 // Widens one row of `dim` elements to fp32.
 HWY_INLINE void WidenRow(const void* data, DType dtype, int64_t index, int64_t dim, float* out) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return WidenRowOf<DType::kFloat16>(data, index, dim, out);
-    case DType::kBFloat16:
-      return WidenRowOf<DType::kBFloat16>(data, index, dim, out);
-    case DType::kFloat32:
-      return WidenRowOf<DType::kFloat32>(data, index, dim, out);
-    case DType::kBit:
-      return LoadElements(data, dtype, index, dim, out);
-    case DType::kFloat64:  // refused by Select
-      return;
-  }
+  if (dtype == DType::kBit) return LoadElements(data, dtype, index, dim, out);
+  WithDType(dtype, [&]<DType kType>() { WidenRowOf<kType>(data, index, dim, out); });
 }
 
 template <DType kType>
@@ -98,17 +96,7 @@ HWY_INLINE void NarrowRowOf(const float* row, float factor, int64_t dim, void* d
 // Stores one fp32 row in the dtype; each element is multiplied by `factor` and rounded once.
 HWY_INLINE void NarrowRow(const float* row, float factor, int64_t dim, DType dtype, void* data,
                           int64_t index) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return NarrowRowOf<DType::kFloat16>(row, factor, dim, data, index);
-    case DType::kBFloat16:
-      return NarrowRowOf<DType::kBFloat16>(row, factor, dim, data, index);
-    case DType::kFloat32:
-      return NarrowRowOf<DType::kFloat32>(row, factor, dim, data, index);
-    case DType::kFloat64:  // refused by Select
-    case DType::kBit:
-      return;
-  }
+  WithDType(dtype, [&]<DType kType>() { NarrowRowOf<kType>(row, factor, dim, data, index); });
 }
 
 // Floats from one block of V's columns to the next. The gap keeps blocks out of each other's cache
@@ -116,42 +104,40 @@ HWY_INLINE void NarrowRow(const float* row, float factor, int64_t dim, DType dty
 constexpr int64_t ValueBlockStride(int64_t rows) { return rows * kValueBlock + kValueGap; }
 
 template <DType kType>
-void PackValuesOf(const void* data, int64_t index, int64_t stride, int64_t rows,
+bool PackValuesOf(const void* data, int64_t index, int64_t stride, int64_t rows,
                   int64_t block_stride, int64_t dim, float* out) {
   const hn::CappedTag<float, kValueBlock> d;
   const int64_t whole = dim / kValueBlock;
+  auto zero = hn::Zero(d);  // NaN once a value is not finite
+  float rest = 0;
   for (int64_t j = 0; j < rows; ++j) {  // row by row, for the hardware prefetcher
     const int64_t row = index + j * stride;
     float* at = out + j * kValueBlock;
     for (int64_t block = 0; block < whole; ++block) {
       for (int64_t n = 0; n < kValueBlock; n += static_cast<int64_t>(hn::Lanes(d))) {
         const int64_t i = block * kValueBlock + n;
-        hn::Store(LoadWide<kType>(d, data, row + i), d, at + block * block_stride + n);
+        const auto values = LoadWide<kType>(d, data, row + i);
+        zero = hn::MulAdd(values, hn::Zero(d), zero);
+        hn::Store(values, d, at + block * block_stride + n);
       }
     }
     for (int64_t i = whole * kValueBlock; i < (dim + kValueBlock - 1) / kValueBlock * kValueBlock;
          ++i) {
-      at[whole * block_stride + i % kValueBlock] =
-          i < dim ? LoadElement(data, kType, row + i) : 0.0f;
+      const float value = i < dim ? LoadElement(data, kType, row + i) : 0.0f;
+      rest += value * 0.0f;
+      at[whole * block_stride + i % kValueBlock] = value;
     }
   }
+  return rest == 0 && hn::AllTrue(d, hn::Eq(zero, hn::Zero(d)));
 }
 
 // Packs `rows` rows, `stride` apart, as fp32 blocks of [row][kValueBlock], `block_stride` apart.
-// Columns beyond dim are 0.
-HWY_INLINE void PackValues(const void* data, DType dtype, int64_t index, int64_t stride,
+// Columns beyond dim are 0. Whether all values are finite.
+HWY_INLINE bool PackValues(const void* data, DType dtype, int64_t index, int64_t stride,
                            int64_t rows, int64_t block_stride, int64_t dim, float* out) {
-  switch (dtype) {
-    case DType::kFloat16:
-      return PackValuesOf<DType::kFloat16>(data, index, stride, rows, block_stride, dim, out);
-    case DType::kBFloat16:
-      return PackValuesOf<DType::kBFloat16>(data, index, stride, rows, block_stride, dim, out);
-    case DType::kFloat32:
-      return PackValuesOf<DType::kFloat32>(data, index, stride, rows, block_stride, dim, out);
-    case DType::kFloat64:  // refused by Select
-    case DType::kBit:
-      return;
-  }
+  return WithDType(dtype, [&]<DType kType>() {
+    return PackValuesOf<kType>(data, index, stride, rows, block_stride, dim, out);
+  });
 }
 
 // Rows that are transposed together, between memory (along dims) and panels (across lanes).

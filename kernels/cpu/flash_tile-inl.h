@@ -4,9 +4,9 @@
 // Included once per instruction set by flash_tile.cc; runs on any thread, on its own Scratch.
 //
 // After each key tile, max, sum and O are every row's state (softmax_state.h) over the keys so far,
-// with O not yet divided by sum. The first pass multiplies hidden keys by weight 0. If O is then
-// not finite, a second pass skips hidden keys (kSkip), and a third one scales weights down if sums
-// of large V overflowed.
+// with O not yet divided by sum. Hidden keys are multiplied by weight 0 until some V is not finite,
+// from when on they are skipped (kSkip). If sums of large V overflowed, a second pass scales
+// weights down.
 
 #if defined(ATTEND_CPU_FLASH_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ATTEND_CPU_FLASH_TILE_INL_H_
@@ -22,7 +22,6 @@
 #include <cstring>
 #include <limits>
 
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "kernels/contract/softmax_state.h"
 #include "kernels/cpu/dropout-inl.h"
@@ -35,7 +34,6 @@ HWY_BEFORE_NAMESPACE();
 namespace attend::cpu_flash {
 namespace HWY_NAMESPACE {
 
-template <bool kSkip>
 void TileRun::Attend() {
   std::fill(s_.max, s_.max + vectors_ * kLanes, kMinusInfinity);
   std::fill(s_.sum, s_.sum + vectors_ * kLanes, 0.0f);
@@ -44,23 +42,19 @@ void TileRun::Attend() {
   while (begin < keys_.end && !Stopped(tile_.stop)) {
     const int64_t end = std::min(keys_.end, (begin / kKeyTile + 1) * kKeyTile);
     LoadKeys(begin, end - begin);
-    for (int64_t n = 0; n < panel_count_; ++n) {
-      const Panel& panel = panels_[n];
-      if (panel.any.begin >= end || panel.any.end <= begin) continue;
-      const int64_t keys = std::min(end, panel.any.end) - begin;
-      switch (panel.vectors) {
-        case 1:
-          PanelStep<1, kSkip>(panel, begin, keys);
-          break;
-        case 2:
-          PanelStep<2, kSkip>(panel, begin, keys);
-          break;
-        case 3:
-          if constexpr (kPanelVectors > 2) PanelStep<3, kSkip>(panel, begin, keys);
-          break;
-      }
-    }
+    skips_ ? TileStep<true>(begin, end) : TileStep<false>(begin, end);
     begin = end;
+  }
+}
+
+template <bool kSkip>
+void TileRun::TileStep(int64_t begin, int64_t end) {
+  for (int64_t n = 0; n < panel_count_; ++n) {
+    const Panel& panel = panels_[n];
+    if (panel.any.begin >= end || panel.any.end <= begin) continue;
+    const int64_t keys = std::min(end, panel.any.end) - begin;
+    WithVectors(panel.vectors,
+                [&]<int kVectors>() { PanelStep<kVectors, kSkip>(panel, begin, keys); });
   }
 }
 
@@ -114,14 +108,13 @@ HWY_NOINLINE void TileRun::ScoreUnpaired(const Panel& panel, const float* const*
 void TileRun::FinishScores(const Panel& panel, int64_t keys) {
   const F32 d;
   const V32 scale = hn::Set(d, p_.scale);
-  const V32 cap = hn::Set(d, p_.softcap);
-  const V32 inverse_cap = hn::Set(d, p_.softcap > 0 ? 1.0f / p_.softcap : 0.0f);
+  const LaneCap cap(p_);
   for (int64_t j = 0; j < keys; ++j) {
     const V32 key = hn::Set(d, static_cast<float>(j));
     for (int64_t n = 0; n < panel.width(); n += kLanes) {
       const int64_t at = j * panel.width() + n;
       V32 x = hn::Mul(hn::Load(d, s_.s + at), scale);
-      if (p_.softcap > 0) x = hn::Mul(cap, hn::CallTanh(d, hn::Mul(x, inverse_cap)));
+      if (cap.on()) x = cap.OfTanh(cap.Tanh(x));
       if (p_.has_bias && !bits_) x = hn::Add(x, hn::Load(d, s_.bias + at));
       if (p_.has_alibi) {
         const V32 distance = hn::Abs(hn::Sub(key, hn::Load(d, s_.diagonal + panel.lane + n)));
@@ -207,7 +200,8 @@ void TileRun::Output(const Panel& panel, int64_t keys) {
   for (int64_t i = 0; i < p_.dim_v; i += kBlockRows) {
     const float* v = s_.v + i / kValueBlock * block_stride_ + i % kValueBlock;
     const int64_t at = begin + i * kVectors * kLanes;
-    OutputBlock<kVectors, kSkip>(v, s_.s, keys, s_.weight + panel.lane, s_.down + at, s_.o + at);
+    OutputBlock<kVectors, kSkip>(v, s_.s, keys, s_.weight + panel.lane,
+                                 scaled_ ? s_.down + at : nullptr, s_.o + at);
   }
 }
 
@@ -231,21 +225,26 @@ bool TileRun::OutputFinite() const {
 // Whether sums of V may overflow, with each weight at most 1 when it is added.
 bool TileRun::HasHugeValues() const {
   const auto keys = static_cast<uint64_t>(keys_.end - keys_.begin);
-  const float most = std::ldexp(std::numeric_limits<float>::max(), -std::bit_width(keys));
+  const F32 d;
+  const V32 most = hn::Set(d, std::ldexp(std::numeric_limits<float>::max(), -std::bit_width(keys)));
+  std::fill(s_.rows, s_.rows + kHeadDimMax, 0.0f);
   for (int64_t j = keys_.begin; j < keys_.end; ++j) {
     const int64_t v = KeyElement(a_, a_.v, sequence_, tile_.b, tile_.head / p_.group(), j);
     WidenRow(a_.v.data, p_.dtype, v, p_.dim_v, s_.rows);
-    for (int64_t d = 0; d < p_.dim_v; ++d) {
-      if (std::isfinite(s_.rows[d]) && std::abs(s_.rows[d]) > most) return true;
+    for (int64_t i = 0; i < p_.dim_v; i += kLanes) {
+      const V32 x = hn::Load(d, s_.rows + i);
+      const auto huge = hn::And(hn::IsFinite(x), hn::Gt(hn::Abs(x), most));
+      if (!hn::AllFalse(d, huge)) return true;
     }
   }
   return false;
 }
 
-// Sets the factors for weights in another pass: for elements of O that are not finite, all weights
-// of the row then sum to less than 1, so the element stays within V's range. Elements that are
-// finite keep their bits.
-void TileRun::ScaleDown() {
+// Sets the factors for weights, 1 unless there is another pass. There, for elements of O that are
+// not finite, all weights of the row sum to less than 1, so the element stays within V's range.
+// Elements that are finite keep their bits.
+void TileRun::ScaleDown(bool scaled) {
+  scaled_ = skips_ = scaled;
   for (int64_t n = 0; n < panel_count_; ++n) {
     const Panel& panel = panels_[n];
     const int64_t begin = panel.lane * dim_v_padded_;
@@ -255,7 +254,7 @@ void TileRun::ScaleDown() {
       const float down = std::ldexp(1.0f, -std::bit_width(keys));
       for (int64_t d = 0; d < dim_v_padded_; ++d) {
         const int64_t at = begin + d * panel.width() + r;
-        s_.down[at] = std::isfinite(s_.o[at]) ? 1.0f : down;
+        s_.down[at] = std::isfinite(s_.o[at]) || !scaled ? 1.0f : down;
       }
     }
   }

@@ -44,8 +44,7 @@ inline int64_t AmxRowTile(const Problem& p) {
 
 // Whether scores stay q.k until the exponential, whose factor (UnitOf) then includes the scale.
 inline bool ScaledLate(const Problem& p) {
-  return p.softcap == 0 && !p.has_bias && !p.has_alibi && p.scale >= kLateScaleMin &&
-         p.scale <= kLateScaleMax;
+  return !HasScoreTerms(p) && p.scale >= kLateScaleMin && p.scale <= kLateScaleMax;
 }
 inline float UnitOf(const Problem& p) { return ScaledLate(p) ? p.scale : 1.0f; }
 

@@ -64,17 +64,12 @@ class TileRun {
     if (Stopped(tile_.stop)) return;
     MakePanels();
     PackQuery();
-    Attend<false>();
-    // Hidden keys have weight 0, and 0 * Inf is NaN. Only if O is not finite must they be skipped.
+    Attend();
     careful_ = !OutputFinite();
+    // O is not divided yet, and may overflow where its mean does not.
     if (careful_) {
-      std::fill(s_.down, s_.down + vectors_ * kLanes * dim_v_padded_, 1.0f);
-      Attend<true>();
-      // O is not divided yet, and may overflow where its mean does not.
-      if (!OutputFinite() && HasHugeValues()) {
-        ScaleDown();
-        Attend<true>();
-      }
+      ScaleDown(HasHugeValues());
+      if (scaled_) Attend();
     }
     if (!Stopped(tile_.stop)) Store();
   }
@@ -95,8 +90,9 @@ class TileRun {
   void MakePanels();
   void PackQuery();
   void PackPairs(const Panel& panel, int64_t first, int64_t dim);
-  template <bool kSkip>
   void Attend();
+  template <bool kSkip>
+  void TileStep(int64_t begin, int64_t end);
   void LoadKeys(int64_t j, int64_t keys);
   void LoadLanes(const Panel& panel, int64_t j, int64_t keys);
   void LoadBias(const Panel& panel, int64_t j, int64_t keys);
@@ -115,7 +111,7 @@ class TileRun {
   void PanelStep(const Panel& panel, int64_t j, int64_t keys);
   bool OutputFinite() const;
   bool HasHugeValues() const;
-  void ScaleDown();
+  void ScaleDown(bool scaled);
   void Store();
   void StoreRow(int64_t lane, const float* down, int64_t stride, float* o);
   void ScaleUp(const float* down, int64_t stride, double factor, float* o) const;
@@ -137,7 +133,10 @@ class TileRun {
   const double unit_;
   const float to_log2_;
   const double kept_;     // factor of weights that dropout keeps; applied to O last
-  bool careful_ = false;  // O was not finite and was computed again
+  bool careful_ = false;  // O is not finite
+  bool scaled_ = false;   // and was computed again by s_.down
+  // Some V so far is NaN or Inf. Hidden keys have weight 0, and 0 * Inf is NaN: they are skipped.
+  bool skips_ = false;
   Panel panels_[kPanelsMax];
   KeyRange keys_{0, 0};  // seen by any row
   // The current key tile: its keys as fp32, and the distance between blocks of V's columns.
@@ -236,8 +235,9 @@ void TileRun::LoadKeys(int64_t j, int64_t keys) {
     for (int64_t i = 0; pairs_ && i < run; ++i) {
       k_words_[n + i] = static_cast<const uint16_t*>(a_.k.data) + k + i * a_.k.stride_l;
     }
-    PackValues(a_.v.data, p_.dtype, v, a_.v.stride_l, run, block_stride_, p_.dim_v,
-               s_.v + n * kValueBlock);
+    const bool finite = PackValues(a_.v.data, p_.dtype, v, a_.v.stride_l, run, block_stride_,
+                                   p_.dim_v, s_.v + n * kValueBlock);
+    skips_ = skips_ || !finite;
     n += run;
   }
 }

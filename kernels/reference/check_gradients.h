@@ -28,10 +28,11 @@
 //   less   = delta - dLSE. Of a whole row: |dO . (O given) - delta|, the larger of c(Dv) sum
 //          |dO||O| and (c(Dv) + c(n)) sum P|dO||V|, s(Dv), u |less|, and the effect of err P on
 //          sum P dP, bounded as for O: no more than reaches the further end of dP. As given:
-//          (c(Dv) + 4 u_o) sum |dO||O| + s(Dv) + u |less|
+//          (c(Dv) + 4 u_o) sum |dO||O| + 4 t_o sum |dO| + s(Dv) + u |less|, t_o half a subnormal
+//          step of O's dtype
 //   m      = dP - less: the errors of both, and u |m|
 //   dS     = P m: (P + err P) err m + err P |m| + 2 u |dS| + 2^-149
-//   slope  1 - t^2, t = capped / softcap: err t = E / softcap, err slope = (2 + err t) err t + 4 u
+//   slope  1 - t^2, t = capped / cap: err t = E / cap, err slope = (2 + err t) err t + 4 u
 //   dT     scale (slope err dS + |dS| err slope) + 2 u |dT| + z 2^-150
 //
 //   dQ     sum err dT |K| + c(n) sum |dT||K| + z s(n) over the row's n keys, where sum err P is at
@@ -55,7 +56,8 @@
 // Each bound is compared with g, the magnitude that the gradient's row would have if nothing in it
 // cancelled. If err P alone makes up 0.1 % of g, summed over the elements, the row counts as wide.
 // If it makes up all of g, as for a row whose keys all score -1e9, 0 is within the bound: the row
-// cannot be judged. Nor can a row if fp32 weights may be NaN where double has none, if the budget
+// cannot be judged. Nor can a row if fp32 weights may be NaN where double has none, if an element
+// is not finite and fp32 may have left its range on the way there (MayOverflow), if the budget
 // did not reach a row of O that had to be computed whole, or if an element is finite where the
 // truth is not and all weights of that NaN or Inf are below 2^-20, which a kernel may flush to 0;
 // with a larger weight the element is wrong. Unjudged rows are counted and make the report not ok:

@@ -54,13 +54,14 @@ GradientPair PairOf(const Attention& a, const GradientRow& row, const GradientKe
   pair.kept = kept != 0;
   const double kept_roundings = p.dropout > 0 ? 2 * kRoundoff : 0;
   const double most = weight + moved;  // upper bound of the weight
-  const bool seen = !(weight - moved <= kHeldByAll);
+  const bool seen = !score.may_vanish && !(weight - moved <= kHeldByAll);
   pair.factor = {.value = kept * weight,
                  .error = kept * (FactorRounding(p.dtype, weights_rounded, most) +
                                   kept_roundings * most + 0x1p-126),
                  .moved = kept * moved,
                  .swing = kept,
                  .gross = kept * weight,
+                 .carry = kept * most,
                  .seen = seen};
 
   // A dropped key's V may be NaN.
@@ -68,6 +69,7 @@ GradientPair PairOf(const Attention& a, const GradientRow& row, const GradientKe
   const double m = kept * d_weight.sum - w.less;
   const double dot_error = (SumRoundings(p.dim_v) + kept_roundings) * d_weight.magnitude;
   const double m_error = kept * dot_error + w.less_error + kRoundoff * std::abs(m);
+  const double size = kept * d_weight.magnitude + w.less_size;
   const double tiny = (1 + kept) * SubnormalRoundings(p.dim_v);
   const double m_most = std::abs(m) + m_error + w.less_moved;
   pair.d_score = {.value = weight * m,
@@ -75,12 +77,14 @@ GradientPair PairOf(const Attention& a, const GradientRow& row, const GradientKe
                            2 * kRoundoff * std::abs(weight * m) + 0x1p-149,
                   .moved = moved * m_most + weight * w.less_moved,
                   .swing = m_most + w.less_moved / 2,
-                  .gross = weight * (kept * d_weight.magnitude + w.less_size),
+                  .gross = weight * size,
+                  .reach = size,
+                  .carry = most * size,
                   .seen = seen};
   double slope = 1, slope_error = 0;
-  if (p.softcap > 0) {
-    const double share = terms.capped / static_cast<double>(p.softcap);
-    const double share_error = score.error / static_cast<double>(p.softcap);
+  if (const ScoreCap<double> cap{CapOf(p).value}; cap.on()) {
+    const double share = cap.Share(terms.capped);
+    const double share_error = cap.Share(score.error);
     slope = 1 - share * share;
     slope_error = std::min(1.0, (2 + share_error) * share_error) + 4 * kRoundoff;
   }
@@ -97,6 +101,8 @@ GradientPair PairOf(const Attention& a, const GradientRow& row, const GradientKe
                 .moved = by * s.moved,
                 .swing = by * s.swing,
                 .gross = by * s.gross,
+                .reach = std::max(1.0, std::abs(scale)) * s.reach,
+                .carry = std::max(1.0, std::abs(scale)) * s.carry,
                 .seen = seen};
   return pair;
 }
@@ -106,6 +112,7 @@ GradientSums::GradientSums(int64_t dim, double factor, bool one_row)
 
 void GradientSums::Add(const RowElements& by, const GradientTerm& term) {
   ++terms_;
+  reach_ = std::max(reach_, term.reach);
   double size = 0;
   for (size_t d = 0; d < dim_; ++d) {
     const double each = std::abs(by[d]);
@@ -114,6 +121,7 @@ void GradientSums::Add(const RowElements& by, const GradientTerm& term) {
     special_[d] = special_[d] || (term.seen && !std::isfinite(value));
     magnitude_[d] += std::abs(term.value) * each;
     error_[d] += term.error * each;
+    carry_[d] += term.carry * each;
     moved_[d] += term.moved * each;
     swing_[d] = std::max(swing_[d], term.swing * each);
     size += each;

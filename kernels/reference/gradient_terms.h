@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -23,11 +24,14 @@ struct GradientKey {
 // One number, to be multiplied by a row and accumulated.
 struct GradientTerm {
   double value = 0;
-  double error = 0;   // from rounding, without `moved`
-  double moved = 0;   // from the error of the row's weights
-  double swing = 0;   // upper bound of moved: all of the row's weight moves to or from this key
-  double gross = 0;   // magnitude of value if nothing cancelled
-  bool seen = false;  // the weight is NaN, or so large that no kernel flushes it to 0
+  double error = 0;  // from rounding, without `moved`
+  double moved = 0;  // from the error of the row's weights
+  double swing = 0;  // upper bound of moved: all of the row's weight moves to or from this key
+  double gross = 0;  // magnitude of value if nothing cancelled
+  double reach = 0;  // upper bound of what fp32 holds on the way to it, and
+  double carry = 0;  // of it, without a scale that makes it smaller
+  // The weight is NaN, or so large that no kernel flushes it to 0, and its score no -inf in fp32.
+  bool seen = false;
 };
 
 struct GradientPair {
@@ -65,6 +69,8 @@ class GradientSums {
   double value(size_t d) const { return value_[d]; }
   // Whether every kernel sees the NaN or Inf that makes the element NaN or Inf.
   bool special(size_t d) const { return special_[d]; }
+  // Whether fp32 may leave its range on the way to an element, even if that is small.
+  bool MayOverflow(size_t d) const { return !(std::max(reach_, carry_[d]) < 0x1.ffffffp127); }
   // The bound of an element, including its rounding to `dtype`.
   double Bound(size_t d, DType dtype) const;
   // Whether the weights leave 0.1 % of the row open.
@@ -82,8 +88,8 @@ class GradientSums {
   const bool one_row_;
   bool unknown_ = false, given_ = false;
   int64_t terms_ = 0;
-  double moved_all_ = 0, gross_all_ = 0;
-  RowElements value_{}, magnitude_{}, error_{}, moved_{}, swing_{};
+  double moved_all_ = 0, gross_all_ = 0, reach_ = 0;
+  RowElements value_{}, magnitude_{}, error_{}, moved_{}, swing_{}, carry_{};
   std::array<bool, kHeadDimMax> special_{};
 };
 

@@ -61,8 +61,7 @@ void PlainDots(const Attention& a, const Sequence& s, const RowId& id, int64_t j
 float PlainScore(const Attention& a, const Sequence& s, int64_t b, int64_t h, int64_t i, int64_t j,
                  float dot) {
   const Problem& p = a.problem;
-  float score = dot * p.scale;
-  if (p.softcap > 0) score = p.softcap * std::tanh(score / p.softcap);
+  float score = CapOf(p).Apply(dot * p.scale);
   if (p.has_bias) {
     const int64_t at = b * a.bias.stride_b + h * a.bias.stride_h + i * a.bias.stride_q + j;
     const float bias = LoadElement(a.bias.data, a.bias.dtype, at);

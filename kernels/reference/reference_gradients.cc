@@ -115,7 +115,7 @@ std::vector<KeyGradient> ReferenceKeyGradients(const Attention& a, const Gradien
   LoadElements(g.d_o.data, p.o_dtype(), ElementOf(g.d_o, id.b, id.h, q_row), p.dim_v, d_o.data());
 
   // Until the row's maximum and sum are known, the fields hold: weight the score, d_score dP, and
-  // d_dot scale times softcap's slope.
+  // d_dot scale times the cap's slope.
   SoftmaxState<double> state;
   for (int64_t j = visible.begin; j < visible.end && !Stopped(stop); ++j) {
     const int64_t k = KeyElement(a, a.k, s, id.b, kv_head, j);
@@ -126,7 +126,7 @@ std::vector<KeyGradient> ReferenceKeyGradients(const Attention& a, const Gradien
     Add(state, score);
     const int64_t v = KeyElement(a, a.v, s, id.b, kv_head, j);
     const double kept = LoadKeptValue(a, id, j, v, other.data());
-    const double share = p.softcap > 0 ? terms.capped / ExactSoftcap(p) : 0;
+    const double share = ExactCap(p).Share(terms.capped);
     keys.push_back({.j = j,
                     .weight = score,
                     .kept = kept,

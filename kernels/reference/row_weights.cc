@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "kernels/reference/dropout_factor.h"
+#include "kernels/reference/gradient_terms.h"
 #include "kernels/reference/score_rounding.h"
 #include "kernels/reference/score_terms.h"
 
@@ -26,7 +27,7 @@ constexpr double kPairWork = 128;
 // Cache size in rows: a few MiB.
 constexpr int64_t kRowsMost = 1 << 16;
 
-// Keys per cached maximum norm.
+// Keys for which one maximum norm is cached.
 constexpr int64_t kBlock = 16;
 
 // The contract of gradients.h: a row's weights sum to 1 within this, however large LSE is and
@@ -35,6 +36,8 @@ constexpr double kNormError = 0x1p-10;
 
 // Weights that may be off by a factor of 2 or more count as unknown.
 constexpr double kLogErrorMost = 0.69;
+// fp32 holds larger weights by less.
+constexpr double kFiniteLog = 80;
 
 // Roundings of a row's sum of weights beside those of the additions: see check_rows.h.
 constexpr double kWeightRoundings = 8;
@@ -198,6 +201,17 @@ double GradientRows::LargestKey(const GradientRow& row) {
                            norms.begin() + (visible.end - 1) / kBlock + 1);
 }
 
+double GradientRows::LargestPenalty(const GradientRow& row) const {
+  if (!a_.problem.has_alibi) return 0;
+  const auto slope =
+      std::abs(static_cast<double>(a_.alibi_slopes[row.id.b * a_.alibi_stride_b + row.id.h]));
+  const KeyRange keys = VisibleKeys(a_.problem.mask, row.sequence, row.id.i);
+  if (!std::isfinite(slope) || keys.begin >= keys.end) return 0;
+  const int64_t diagonal = row.id.i + row.sequence.offset;
+  return slope * static_cast<double>(
+                     std::max(std::abs(keys.begin - diagonal), std::abs(keys.end - 1 - diagonal)));
+}
+
 RowWeights GradientRows::Whole(const GradientRow& row, const RowElements& o, double d_lse) const {
   const Problem& p = a_.problem;
   const Sequence& s = row.sequence;
@@ -205,24 +219,27 @@ RowWeights GradientRows::Whole(const GradientRow& row, const RowElements& o, dou
   ScoreRounding rounding(p, row.q.data());
   RowSum sum;
   RowElements other;
+  bool hides = false;  // a key whose score may be -inf in fp32 has a NaN or Inf
   const KeyRange keys = VisibleKeys(p.mask, s, row.id.i);
   for (int64_t j = keys.begin; j < keys.end && !Stopped(stop_); ++j) {
     LoadRow(a_.k, p.dtype, p.dim, row.id.b, kv_head, s.k_row + j, &other);
     const ScoreTerms terms = TermsOf(a_, s, row.id, j, row.q.data(), other.data());
     KeyScore score{.value = terms.capped + terms.bias - terms.penalty};
-    if (score.value == -kInfinity) continue;
     rounding.Judge(terms, other.data(), &score);
+    if (score.value == -kInfinity) continue;
     const double kept = DropoutFactor(a_, row.id, j);
     Products d_weight;
     if (kept != 0) {  // a dropped value may be NaN
       LoadRow(a_.v, p.dtype, p.dim_v, row.id.b, kv_head, s.k_row + j, &other);
       d_weight = Multiply(row.d_o, other, p.dim_v);
     }
+    hides |= score.may_vanish && !std::isfinite(d_weight.sum);
     sum.Add(score, kept, kept * d_weight.sum, kept * d_weight.magnitude);
   }
   const double sink = p.has_sinks ? static_cast<double>(a_.sinks[row.id.h]) : -kInfinity;
   if (sink != -kInfinity) sum.AddSink(sink);
-  RowWeights weights;
+  RowWeights weights{.known = !rounding.may_overflow() && !hides};
+  if (!weights.known) weights.kept = -1;
   if (sum.keys() == 0) return weights;
   const double lse = sum.lse();
   const int64_t at = row.id.b * a_.lse_stride_b + row.id.h * a_.lse_stride_h + s.q_row + row.id.i;
@@ -231,7 +248,6 @@ RowWeights GradientRows::Whole(const GradientRow& row, const RowElements& o, dou
   const double moved = sum.Moved();
   const double sums =
       kRoundoff * (kWeightRoundings + std::sqrt(static_cast<double>(sum.keys())) / 2);
-  weights.known = !rounding.may_overflow();
   weights.shift = sum.max();
   weights.inverse_sum = sum.inverse_sum();
   weights.log_error = moved + std::min(given, kNormError) + sums;
@@ -262,18 +278,27 @@ RowWeights GradientRows::AsGiven(const GradientRow& row, const RowElements& o, d
       row.id.b * a_.lse_stride_b + row.id.h * a_.lse_stride_h + row.sequence.q_row + row.id.i;
   const auto lse = static_cast<double>(a_.lse[at]);
   RowWeights weights{.given = true};
-  if (lse == -kInfinity) return weights;
   const bool bits16 = p.dtype != DType::kFloat32;
   const double dot_units =
       SumRoundings(p.dim) + (bits16 ? static_cast<double>(p.dim) / 8 * kRoundoff : 0);
   const double largest_score =
       std::abs(static_cast<double>(p.scale)) * Norm(row.q, p.dim) * LargestKey(row);
+  if (lse == -kInfinity) {
+    // The row sees no key, or scores beyond fp32's range have vanished.
+    weights.known = largest_score + LargestPenalty(row) < std::numeric_limits<float>::max();
+    if (!weights.known) weights.kept = -1;
+    return weights;
+  }
   weights.shift = lse;
   weights.inverse_sum = 1;
   weights.log_error =
       (bits16 ? 12 : 8) * kRoundoff * (1 + std::abs(lse)) + dot_units * largest_score;
   weights.log_units = bits16 ? 4 : 2;
-  const bool nothing = d_lse == 0 && Norm(row.d_o, p.dim_v) == 0;
+  // A dO of 0 makes 0 of all weights and values that are finite. Those of a part of the keys cannot
+  // be computed again.
+  const Products delta = Multiply(row.d_o, o, p.dim_v);
+  const bool finite = delta.sum == 0 && (!HasPart(p) || weights.log_error < kFiniteLog);
+  const bool nothing = d_lse == 0 && Norm(row.d_o, p.dim_v) == 0 && finite;
   weights.known = nothing || weights.log_error < kLogErrorMost;
   if (nothing) weights.inverse_sum = 0;
   const double sink = p.has_sinks ? static_cast<double>(a_.sinks[row.id.h]) : -kInfinity;
@@ -282,10 +307,13 @@ RowWeights GradientRows::AsGiven(const GradientRow& row, const RowElements& o, d
   const bool may_overflow = largest_score > std::numeric_limits<float>::max();
   weights.kept = p.dropout > 0 || may_overflow ? -1 : 1 - weights.sink;
   weights.kept_error = kNormError + weights.sink_error;
-  const Products delta = Multiply(row.d_o, o, p.dim_v);
   weights.less = delta.sum - d_lse;
   weights.less_error = (SumRoundings(p.dim_v) + 4 * UnitRoundoff(p.o_dtype())) * delta.magnitude +
                        kRoundoff * std::abs(weights.less);
+  for (int64_t d = 0; d < p.dim_v; ++d) {
+    weights.less_error +=
+        4 * SubnormalStep(p.o_dtype()) * std::abs(row.d_o[static_cast<size_t>(d)]);
+  }
   weights.less_size = delta.magnitude + std::abs(d_lse);
   return weights;
 }

@@ -84,6 +84,7 @@ class GradientRows {
   RowWeights Whole(const GradientRow& row, const RowElements& o, double d_lse) const;
   RowWeights AsGiven(const GradientRow& row, const RowElements& o, double d_lse);
   double LargestKey(const GradientRow& row);
+  double LargestPenalty(const GradientRow& row) const;
 
   const Attention& a_;
   const Gradients& g_;

@@ -184,7 +184,7 @@ double CheckWork(const Problem& p) {
   const double dim = static_cast<double>(p.dim);
   const double dim_v = static_cast<double>(p.dim_v);
   double pair = dim + dim_v + kPairWork;
-  if (p.softcap > 0) pair += kTanhWork;
+  if (CapOf(p).on()) pair += kTanhWork;
   if (p.dropout > 0) pair += kDropoutWork;
   if (p.len_k > kKeptScores) pair += 2 * dim;  // most scores are computed at least twice
   return kRowWork + kColumnWork * dim_v + static_cast<double>(p.len_k) * pair;

@@ -71,14 +71,14 @@ double ScoreRounding::DotError(double magnitude, const double* k) const {
   return error;
 }
 
-// The error that remains after softcap; Inf or -Inf (`high`, `low`) becomes the cap.
+// The error that remains after the cap; Inf or -Inf (`high`, `low`) becomes the cap.
 double ScoreRounding::CappedError(const ScoreTerms& terms, double error, bool high,
                                   bool low) const {
-  if (p_.softcap == 0) return error;
-  const double cap = static_cast<double>(p_.softcap);
+  const ScoreCap<double> cap{CapOf(p_).value};
+  if (!cap.on()) return error;
   const double scaled = static_cast<double>(p_.scale) * terms.dot;
-  const double top = high ? cap : cap * std::tanh((scaled + error) / cap);
-  const double bottom = low ? -cap : cap * std::tanh((scaled - error) / cap);
+  const double top = high ? cap.value : cap.Apply(scaled + error);
+  const double bottom = low ? -cap.value : cap.Apply(scaled - error);
   return std::max(top - terms.capped, terms.capped - bottom) +
          kTanhRoundings * kRoundoff * std::abs(terms.capped);
 }
@@ -115,12 +115,12 @@ void ScoreRounding::Judge(const ScoreTerms& terms, const double* k, KeyScore* sc
                   (std::abs(terms.capped) + std::abs(terms.bias) + std::abs(terms.penalty));
 
   // An infinite term decides the score, unless the others overflow in the opposite direction.
-  const Parts product = p_.softcap > 0 || special
+  const Parts product = CapOf(p_).on() || special
                             ? Parts{std::max(terms.capped, 0.0), std::max(-terms.capped, 0.0)}
                             : scaled;
   const double up = product.up + std::max(terms.bias, 0.0) + std::max(-terms.penalty, 0.0);
   const double down = product.down + std::max(-terms.bias, 0.0) + std::max(terms.penalty, 0.0);
-  if (p_.softcap > 0) high = low = false;
+  if (CapOf(p_).on()) high = low = false;
   high = high || up > kOverflow;
   low = low || down > kOverflow;
   if (high && score->value < kInfinity) may_overflow_ = true;

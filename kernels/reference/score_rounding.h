@@ -6,12 +6,12 @@
 // Scores. An fp32 kernel gets s_j + e_j for the score s_j of key j, with u fp32's unit roundoff and
 //
 //   |e_j| <= E_j = cap((2 + sqrt(D) / 2 + t) u |scale| sum |q||k|)
-//                  + u (4 (|s'_j| + |bias| + |slope * distance|) + 8 |s'_j| if softcap is on)
+//                  + u (4 (|s'_j| + |bias| + |slope * distance|) + 8 |s'_j| if there is a cap)
 //
 // sqrt(D) / 2: D roundings of a dot product add up like a random walk (Higham & Mary 2019). t = D /
 // 8 for 16-bit dtypes, else 0: Tensor Cores add 8 products (sm80) or 16 (sm90) to a sum at a time
 // and always round towards zero (Fasi et al. 2021), which costs u on average and 2 u at most, and
-// does not cancel. s'_j is the capped product; cap() is the error that softcap leaves: tanh at s_j
+// does not cancel. s'_j is the capped product; cap() is the error that the cap leaves: tanh at s_j
 // damps it, to nothing where tanh is flat. The 4 are the sums, the factor log2(e) and the
 // subtraction of the maximum. Products below fp32's normal numbers add 2^-149 each.
 //

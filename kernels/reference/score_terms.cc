@@ -41,11 +41,7 @@ ScoreTerms TermsOf(const Attention& a, const Sequence& s, const RowId& id, int64
   }
   terms.dot = std::accumulate(dots.begin(), dots.end(), 0.0);
   terms.magnitude = std::accumulate(magnitudes.begin(), magnitudes.end(), 0.0);
-  terms.capped = ExactScale(p) * terms.dot;
-  if (p.softcap > 0) {
-    const double cap = ExactSoftcap(p);
-    terms.capped = cap * std::tanh(terms.capped / cap);
-  }
+  terms.capped = ExactCap(p).Apply(ExactScale(p) * terms.dot);
   if (p.has_alibi) {
     const double slope = static_cast<double>(a.alibi_slopes[id.b * a.alibi_stride_b + id.h]);
     terms.penalty = slope * std::abs(static_cast<double>(j - id.i - s.offset));

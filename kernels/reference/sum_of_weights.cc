@@ -25,7 +25,7 @@ SumFault FindSumFault(const Attention& a, const Gradients& g, int64_t b, int64_t
   for (int64_t n = 0; n < p.group() * s.q_len && !Stopped(stop); ++n) {
     const GradientRow row = rows->Row({b, kv_head * p.group() + n / s.q_len, n % s.q_len});
     const RowWeights& w = row.weights;
-    if (w.inverse_sum == 0) continue;
+    if (w.known && w.inverse_sum == 0) continue;
     if (w.kept < 0) return {};
     for (size_t d = 0; d < dim; ++d) {
       want[d] += w.kept * row.d_o[d];

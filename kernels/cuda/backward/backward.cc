@@ -19,6 +19,7 @@
 #include "kernels/cuda/backward/pass.h"
 #include "kernels/cuda/ragged/ragged.h"
 #include "kernels/cuda/ragged/tensor_maps.h"
+#include "kernels/cuda/runtime/cuda_device.h"
 #include "kernels/cuda/runtime/cuda_status.h"
 
 namespace attend::cuda {
@@ -26,16 +27,14 @@ namespace {
 
 constexpr int kHopper = 90;
 constexpr int kAmpere = 8;           // major compute capability
-constexpr int64_t kFewestRows = 32;  // per tile, lower bound over all kernels here
+constexpr int64_t kFewestRows = 16;  // per tile, lower bound over all kernels here
 constexpr int64_t kTogetherBytes = int64_t{256} << 20;
-
-bool HasTerms(const Problem& p) { return p.softcap > 0.0f || p.has_bias || p.has_alibi; }
 
 // Which class of cuda_flash_sm80's kernels the problem needs.
 enum class Sm80Class { kPlain, kGeneral, kDropout };
 Sm80Class ClassOf(const Problem& p) {
   if (p.dropout > 0) return Sm80Class::kDropout;
-  return HasTerms(p) ? Sm80Class::kGeneral : Sm80Class::kPlain;
+  return HasScoreTerms(p) ? Sm80Class::kGeneral : Sm80Class::kPlain;
 }
 
 // Unit of LSE: kernels with score terms subtract LSE from the score before multiplying by log2(e).
@@ -56,8 +55,8 @@ bool TakesTurns(const BackwardItem& item) {
 auto Likeness(const BackwardItem& item) {
   const Problem& p = item.attention.problem;
   const Gradients& g = item.gradients;
-  return std::tuple(item.kernel, TakesTurns(item), p.dtype, p.dim, p.dim_v, HasTerms(p),
-                    p.dropout > 0, g.d_q.data != nullptr, g.d_k.data != nullptr,
+  return std::tuple(item.kernel, TakesTurns(item), item.block_bytes_max, p.dtype, p.dim, p.dim_v,
+                    HasScoreTerms(p), p.dropout > 0, g.d_q.data != nullptr, g.d_k.data != nullptr,
                     g.d_v.data != nullptr, g.d_bias.data != nullptr, g.d_sinks != nullptr);
 }
 
@@ -72,21 +71,15 @@ int64_t Aligned(int64_t bytes) {
   return (bytes + kTurnAlignment - 1) / kTurnAlignment * kTurnAlignment;
 }
 
-// Upper bound of an item's tiles of rows or keys over all heads. Each is a block of a launch;
-// Fp32Redo, which the kernels of 16-bit products need, has four units of work per tile.
-int64_t TilesMost(const BackwardItem& item) {
-  return item.kernel == KernelId::kCudaFlashFp32 ? kLaunchTilesMax : kLaunchTilesMax / 4;
-}
-
 // Bytes for one item, padded so that another's may follow.
 Result<int64_t> WorkspaceBytes(const BackwardItem& item) {
   const Problem& p = item.attention.problem;
   const int64_t longest = std::max(p.len_q, p.len_k) / kFewestRows + 1;
   const Result<int64_t> tiles = CheckedProduct("tiles", p.batch, p.heads_q, longest);
   if (!tiles.ok()) return tiles;
-  if (*tiles > TilesMost(item)) {
+  if (*tiles > kLaunchTilesMax) {
     return InvalidArgument("tiles of the backward pass are " + std::to_string(*tiles) +
-                           ", must be at most " + std::to_string(TilesMost(item)));
+                           ", must be at most " + std::to_string(kLaunchTilesMax));
   }
   const Result<int64_t> bytes = TakesTurns(item) ? TurnWorkspaceBytes(p) : GradientTermsBytes(p);
   if (!bytes.ok() || *bytes > INT64_MAX - kTurnAlignment) return bytes;
@@ -129,7 +122,7 @@ cudaError_t LaunchRepairs(std::vector<BackwardPass> passes, cudaStream_t stream)
 
 // Describes the item to the kernels, with its memory at `at` in the workspace; advances `at` past
 // it.
-BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* at) {
+BackwardPass LayOut(const BackwardItem& item, int block_bytes_max, char* workspace, int64_t* at) {
   const Problem& p = item.attention.problem;
   char* const base = workspace + *at;
   const int64_t terms = TermsOfHead(p) * p.heads_q + kTermSlack;
@@ -138,12 +131,13 @@ BackwardPass LayOut(const BackwardItem& item, char* workspace, int64_t* at) {
   pass.attention = item.attention;
   pass.gradients = item.gradients;
   pass.lse_unit = LseUnit(item.kernel, p);
-  pass.lse = reinterpret_cast<float*>(base + kTermFlagBytes);
+  pass.flags = reinterpret_cast<PassFlags*>(base);
+  pass.lse = reinterpret_cast<float*>(base + kTermFlagBytes + RedoBytes(p));
   pass.less = pass.lse + terms;
   pass.shift = pass.less + terms;
   pass.doubt = pass.shift + terms;
-  pass.flags = reinterpret_cast<PassFlags*>(base);
-  *at += Aligned(kTermFlagBytes + 4 * terms * static_cast<int64_t>(sizeof(float)) +
+  pass.block_bytes_max = item.block_bytes_max > 0 ? item.block_bytes_max : block_bytes_max;
+  *at += Aligned(kTermFlagBytes + RedoBytes(p) + 4 * terms * static_cast<int64_t>(sizeof(float)) +
                  p.batch * p.heads_q * kHeadPartBytes);
   if (!TakesTurns(item)) return pass;
   const int64_t tiles = TurnTilesOfHead(p) * p.heads_q;
@@ -161,7 +155,7 @@ cudaError_t LaunchKernels(KernelId kernel, const std::vector<BackwardPass>& pass
   if (error != cudaSuccess) return error;
   if (kernel == KernelId::kCudaFlashFp32) return LaunchFp32Gradients(passes, stream);
   const Problem& p = passes.front().attention.problem;
-  const bool by_wgmma = kernel == KernelId::kCudaFlashSm90 && p.softcap == 0.0f && p.dropout == 0;
+  const bool by_wgmma = kernel == KernelId::kCudaFlashSm90 && !CapOf(p).on() && p.dropout == 0;
   error = by_wgmma ? LaunchSm90Measure(passes, stream) : LaunchSm80Measure(passes, stream);
   if (error == cudaSuccess) error = LaunchSinkGradients(passes, stream);
   if (error == cudaSuccess && kernel == KernelId::kCudaFlashSm90) {
@@ -191,18 +185,23 @@ cudaError_t LaunchSm80(Passes passes, Sm80Task task, cudaStream_t stream) {
   return launch(LaunchSm80PlainF16, LaunchSm80PlainBf16);
 }
 
-// Launches items that are alike, with room for all.
-Status LaunchAlike(std::span<const BackwardItem* const> items, char* workspace,
-                   cudaStream_t stream) {
-  std::vector<BackwardPass> passes;
-  int64_t at = 0;
-  for (const BackwardItem* item : items) passes.push_back(LayOut(*item, workspace, &at));
-  const KernelId kernel = items.front()->kernel;
-  const cudaError_t error = LaunchKernels(kernel, passes, stream);
-  if (error == cudaSuccess) return Status();
+Status Failure(cudaError_t error, KernelId kernel) {
   (void)cudaGetLastError();
   return Internal(
       ErrorText(error, "launching the backward pass of " + std::string(KernelName(kernel))));
+}
+
+// Launches items that are alike, with room for all.
+Status LaunchAlike(std::span<const BackwardItem* const> items, int block_bytes_max, char* workspace,
+                   cudaStream_t stream) {
+  std::vector<BackwardPass> passes;
+  int64_t at = 0;
+  for (const BackwardItem* item : items) {
+    passes.push_back(LayOut(*item, block_bytes_max, workspace, &at));
+  }
+  const KernelId kernel = items.front()->kernel;
+  const cudaError_t error = LaunchKernels(kernel, passes, stream);
+  return error == cudaSuccess ? Status() : Failure(error, kernel);
 }
 
 }  // namespace
@@ -241,6 +240,10 @@ Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int6
     }
     bytes.push_back(*needed);
   }
+  if (items.empty()) return Status();
+  int block_bytes_max = 0;
+  const cudaError_t error = ReadBlockBytesMax(&block_bytes_max);
+  if (error != cudaSuccess) return Failure(error, items.front().kernel);
   std::vector<bool> launched(items.size());
   for (size_t first = 0; first < items.size(); ++first) {
     if (launched[first]) continue;
@@ -255,7 +258,8 @@ Status LaunchBackward(std::span<const BackwardItem> items, void* workspace, int6
     std::stable_sort(alike.begin(), alike.end(), [](const auto* x, const auto* y) {
       return LongestWalk(*x) > LongestWalk(*y);
     });
-    ATTEND_RETURN_IF_ERROR(LaunchAlike(alike, static_cast<char*>(workspace), stream));
+    ATTEND_RETURN_IF_ERROR(
+        LaunchAlike(alike, block_bytes_max, static_cast<char*>(workspace), stream));
   }
   return Status();
 }
@@ -269,7 +273,8 @@ cudaError_t LoadBackward(int compute_major) {
   Gradients& g = pass.gradients;
   g.d_q.data = g.d_k.data = g.d_v.data = g.d_bias.data = g.d_sinks = &anything;
   Problem& p = pass.attention.problem;
-  cudaError_t error = cudaSuccess;
+  cudaError_t error = ReadBlockBytesMax(&pass.block_bytes_max);
+  if (error != cudaSuccess) return error;
   for (const auto& [dim, dim_v] : kDims) {
     std::tie(p.dim, p.dim_v) = std::pair(dim, dim_v);
     error = LaunchKernels(KernelId::kCudaFlashFp32, {pass}, nullptr);

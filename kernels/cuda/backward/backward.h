@@ -4,7 +4,7 @@
 // request, dBias and dSinks. Items of any lengths, heads, strides and masks share launches if they
 // agree in kernel, dtype, D, Dv, the set of wanted gradients, and whether there are score terms and
 // dropout. Every element of a gradient is summed in a fixed order, so its bits are a function of
-// the problem, the wanted gradients and room_for_turns alone.
+// the problem, the wanted gradients, room_for_turns and the device's shared memory alone.
 
 #pragma once
 
@@ -26,7 +26,8 @@ struct BackwardItem {
   KernelId kernel = KernelId::kCudaFlashFp32;
   Attention attention;
   Gradients gradients;
-  bool room_for_turns;  // false: computes without turns, with different bits
+  bool room_for_turns;      // false: computes without turns, with different bits
+  int block_bytes_max = 0;  // of shared memory: decides the tiles; 0: the device's
 };
 
 // WhyNotTma for an attention and its dO.

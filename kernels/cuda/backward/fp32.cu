@@ -13,6 +13,9 @@ namespace {
 template <class T, Of kOf, int kCount>
 __global__ void __launch_bounds__(T::kThreads, 1)
     Fp32Gradients(const __grid_constant__ LaunchList<PassItem, kCount> list) {
+#if __CUDA_ARCH__ < 900
+  if constexpr (T::kNeedsHopper) return;
+#endif
   const BackwardPass& pass = list.Of(blockIdx.x).pass;
   const uint32_t block = blockIdx.x - pass.first_block;
   if constexpr (kOf == Of::kMeasure) {
@@ -27,7 +30,9 @@ template <class T, Of kOf>
 cudaError_t Launch(Passes passes, cudaStream_t stream) {
   std::vector<ItemBlocks<PassItem>> items;
   for (const BackwardPass& pass : passes) items.push_back({{pass}, Blocks<T, kOf>(pass)});
-  return LaunchItems(Fp32Gradients<T, kOf, 1>, Fp32Gradients<T, kOf, kItemsMax>, std::move(items),
+  void (*single)(LaunchList<PassItem, 1>) = nullptr;
+  if constexpr (T::kParts == 1) single = Fp32Gradients<T, kOf, 1>;
+  return LaunchItems(single, Fp32Gradients<T, kOf, kItemsMax>, std::move(items),
                      {T::kThreads, static_cast<int>(sizeof(typename T::Shared))}, stream);
 }
 

@@ -20,10 +20,6 @@ __device__ __forceinline__ float AddIfSeen(bool seen, float weight, float x, flo
   return kCareful && !seen ? sum : fmaf(weight, x, sum);
 }
 
-// A block's work: whole gradients, or repairs of the non-finite elements that another kernel left.
-// Repairs of dK and dV together would take too many registers.
-enum class Computes { kAll, kRepairsOfKeys, kRepairsOfValues, kRepairsOfQueries };
-
 // ---- terms of rows ------------------------------------------------------------------------------
 
 // One block per tile of rows of one head, over their keys.
@@ -63,9 +59,9 @@ __device__ __forceinline__ void MeasureRows(const BackwardPass& pass, uint32_t b
 
 // ---- dK and dV ----------------------------------------------------------------------------------
 
-// A thread's sums: four adjacent keys, four of every 64 columns.
+// A thread's sums: adjacent keys, four of every 64 columns.
 template <class T>
-using KeySums = float[4][T::kD / 16];
+using KeySums = float[T::kKeysEach][T::kD / 16];
 
 // sums += weights^T rows, over the pairs in `counting`.
 template <class T, bool kCareful>
@@ -77,14 +73,20 @@ __device__ __forceinline__ void AddToKeys(const uint64_t (&counting)[T::kRows],
   const int y = threadIdx.x / 16;
 #pragma unroll 2
   for (int i = 0; i < T::kRows; ++i) {
-    const float4 four = LoadShared4(&weights[i][4 * y]);
-    const float weight[4] = {four.x, four.y, four.z, four.w};
-    const auto seen = static_cast<uint32_t>(counting[i] >> (4 * y));
+    float weight[T::kKeysEach];
+    if constexpr (T::kKeysEach == 4) {
+      const float4 four = LoadShared4(&weights[i][4 * y]);
+      weight[0] = four.x, weight[1] = four.y, weight[2] = four.z, weight[3] = four.w;
+    } else {
+#pragma unroll
+      for (int c = 0; c < T::kKeysEach; ++c) weight[c] = weights[i][T::kKeysEach * y + c];
+    }
+    const auto seen = static_cast<uint32_t>(counting[i] >> (T::kKeysEach * y));
 #pragma unroll
     for (int n = 0; n < T::kD / 64; ++n) {
       const float4 row = LoadShared4(&rows[i][4 * x + 64 * n]);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
+      for (int c = 0; c < T::kKeysEach; ++c) {
         float* const sum = &sums[c][4 * n];
         const bool counts = seen >> c & 1;
         sum[0] = AddIfSeen<kCareful>(counts, weight[c], row.x, sum[0]);
@@ -103,9 +105,9 @@ __device__ __forceinline__ void VisitKeys(const TensorView& to, const Fp32Head& 
                                           int64_t rows, int64_t dim, const Visit& visit) {
   if (to.data == nullptr) return;
   const int x = threadIdx.x % 16;
-  const int64_t first = key + threadIdx.x / 16 * 4;
+  const int64_t first = key + threadIdx.x / 16 * T::kKeysEach;
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
+  for (int c = 0; c < T::kKeysEach; ++c) {
     if (first + c >= rows) break;
     const int64_t row =
         at.b * to.stride_b + at.kv_head() * to.stride_h + (at.s.k_row + first + c) * to.stride_l;
@@ -117,63 +119,28 @@ __device__ __forceinline__ void VisitKeys(const TensorView& to, const Fp32Head& 
   }
 }
 
-// dK or dV of a block. A repair covers the elements in `wanted`, one bit each.
-template <class T, Computes kComputes>
-struct KeyElements {
-  const TensorView& to;
-  const int64_t dim;
-  uint64_t wanted = 0;
-  KeySums<T> sums = {};
-
-  __device__ __forceinline__ void Find(const Fp32Head& at, DType dtype, int64_t key, int64_t rows) {
-    // 16-bit weights do not overflow, so an Inf in dV is genuine: only NaN needs repair.
-    constexpr bool kNan = kComputes == Computes::kRepairsOfValues;
-    VisitKeys<T>(to, at, key, rows, dim, [&](int64_t index, int n) {
-      const float x = LoadGlobal(to.data, dtype, index);
-      if (kNan ? isnan(x) : NonFinite(x)) wanted |= uint64_t{1} << n;
-    });
+// Adds the contributions of the rows from `row` on to dK or dV, or both.
+template <class T, bool kKeys, bool kValues>
+__device__ __forceinline__ void AddRows(typename T::Shared& shared, const Fp32Head& at, int64_t row,
+                                        int64_t key, bool keys_careful, KeySums<T>& d_k,
+                                        KeySums<T>& d_v) {
+  __syncthreads();
+  const bool found = LoadQueries<T>(shared, at, row);
+  const bool careful = __syncthreads_or(found || keys_careful) != 0;
+  ComputeWeights<T>(shared, at, row, key);
+  __syncthreads();
+  if (careful) {
+    if (kValues) AddToKeys<T, true>(shared.kept, shared.weight, shared.d_o, d_v);
+    if (kKeys) AddToKeys<T, true>(shared.seen, shared.d_dot, shared.q, d_k);
+  } else {
+    if (kValues) AddToKeys<T, false>(shared.kept, shared.weight, shared.d_o, d_v);
+    if (kKeys) AddToKeys<T, false>(shared.seen, shared.d_dot, shared.q, d_k);
   }
-  // Whether further pairs may change a wanted element: it is not yet NaN, or, if the tile's own
-  // factors are finite, not yet Inf either.
-  __device__ __forceinline__ bool IsOpen(bool careful) const {
-    bool open = false;
-#pragma unroll
-    for (int n = 0; n < 4 * (T::kD / 16); ++n) {
-      const float sum = sums[n / (T::kD / 16)][n % (T::kD / 16)];
-      open = open || ((wanted >> n & 1) != 0 && !(careful ? isnan(sum) : NonFinite(sum)));
-    }
-    return open;
-  }
-  __device__ __forceinline__ void Store(const Fp32Head& at, DType dtype, int64_t key,
-                                        int64_t rows) const {
-    VisitKeys<T>(to, at, key, rows, dim, [&](int64_t index, int n) {
-      if (kComputes != Computes::kAll && (wanted >> n & 1) == 0) return;
-      StoreGlobal(to.data, dtype, index, sums[n / (T::kD / 16)][n % (T::kD / 16)]);
-    });
-  }
-};
-
-// Whether some row of the tile has non-finite terms: then its gradients are not finite, nor are
-// those of the keys that it sees.
-template <class T>
-__device__ __forceinline__ bool IsSpecial(const Fp32Head& at, int64_t row) {
-  const int64_t i = row + threadIdx.x;
-  bool special = false;
-  if (threadIdx.x < T::kRows && i < at.s.q_len) {
-    const int64_t term = TermIndex(at.pass.attention.problem, at.s, at.b, at.h, i);
-    special = !(at.Lse(i) < INFINITY) || NonFinite(at.pass.less[term]);
-  }
-  return __syncthreads_or(special) != 0;
 }
 
-// One block per tile of keys of one KV head, over its group's heads and their rows. A repair first
-// adds the contributions of rows with non-finite terms, which alone decide most non-finite
-// elements.
-template <class T, Computes kComputes = Computes::kAll>
+// One block per tile of keys of one KV head, over its group's heads and their rows.
+template <class T>
 __device__ __forceinline__ void KeyGradients(const BackwardPass& pass, uint32_t block) {
-  constexpr bool kRepairs = kComputes != Computes::kAll;
-  constexpr bool kKeys = kComputes != Computes::kRepairsOfValues;
-  constexpr bool kValues = kComputes != Computes::kRepairsOfKeys;
   extern __shared__ float4 storage[];
   auto& shared = *reinterpret_cast<typename T::Shared*>(storage);
   const Problem& p = pass.attention.problem;
@@ -183,43 +150,23 @@ __device__ __forceinline__ void KeyGradients(const BackwardPass& pass, uint32_t 
   const int64_t kv_head = block / tiles % p.heads_kv;
   const int64_t b = block / tiles / p.heads_kv;
   const int64_t group = p.group();
-  KeyElements<T, kComputes> d_k{g.d_k, p.dim}, d_v{g.d_v, p.dim_v};
+  KeySums<T> d_k = {}, d_v = {};
   Fp32Head at(pass, b, kv_head * group);
-  const int64_t rows = p.packed ? at.s.k_len : p.len_k;
-  if constexpr (kRepairs) {
-    if (kKeys) d_k.Find(at, p.dtype, key, rows);
-    if (kValues) d_v.Find(at, p.dtype, key, rows);
-    if (!__syncthreads_or((d_k.wanted | d_v.wanted) != 0)) return;
-  }
-  const bool keys_careful = __syncthreads_or(LoadKeys<T>(shared, at, key)) != 0;
-  bool done = false;
-  for (int others = kRepairs ? 0 : 1; others < 2 && !done; ++others) {
-    for (at.h = kv_head * group; at.h < (kv_head + 1) * group && !done; ++at.h) {
-      for (int64_t row = 0; row < at.s.q_len && !done; row += T::kRows) {
-        if (!TilesMeet<T>(at, row, key)) continue;
-        if (kRepairs && IsSpecial<T>(at, row) == (others == 1)) continue;
-        __syncthreads();
-        const bool found = LoadQueries<T>(shared, at, row);
-        const bool careful = __syncthreads_or(found || keys_careful) != 0;
-        ComputeWeights<T>(shared, at, row, key);
-        __syncthreads();
-        if (careful) {
-          if (kValues) AddToKeys<T, true>(shared.kept, shared.weight, shared.d_o, d_v.sums);
-          if (kKeys) AddToKeys<T, true>(shared.seen, shared.d_dot, shared.q, d_k.sums);
-        } else {
-          if (kValues) AddToKeys<T, false>(shared.kept, shared.weight, shared.d_o, d_v.sums);
-          if (kKeys) AddToKeys<T, false>(shared.seen, shared.d_dot, shared.q, d_k.sums);
-        }
-        done = kRepairs && !__syncthreads_or((kKeys ? d_k : d_v).IsOpen(true));
-      }
-    }
-    if (kRepairs && others == 0 && !done) {
-      done = !__syncthreads_or((kKeys ? d_k : d_v).IsOpen(keys_careful));
+  const bool careful = __syncthreads_or(LoadKeys<T>(shared, at, key)) != 0;
+  for (; at.h < (kv_head + 1) * group; ++at.h) {
+    for (int64_t row = 0; row < at.s.q_len; row += T::kRows) {
+      if (TilesMeet<T>(at, row, key))
+        AddRows<T, true, true>(shared, at, row, key, careful, d_k, d_v);
     }
   }
   at.h = kv_head * group;
-  if (kKeys) d_k.Store(at, p.dtype, key, rows);
-  if (kValues) d_v.Store(at, p.dtype, key, rows);
+  const int64_t rows = p.packed ? at.s.k_len : p.len_k;
+  VisitKeys<T>(g.d_k, at, key, rows, p.dim, [&](int64_t index, int n) {
+    StoreGlobal(g.d_k.data, p.dtype, index, d_k[n / (T::kD / 16)][n % (T::kD / 16)]);
+  });
+  VisitKeys<T>(g.d_v, at, key, rows, p.dim_v, [&](int64_t index, int n) {
+    StoreGlobal(g.d_v.data, p.dtype, index, d_v[n / (T::kD / 16)][n % (T::kD / 16)]);
+  });
 }
 
 // ---- dQ -----------------------------------------------------------------------------------------
@@ -280,11 +227,25 @@ __device__ __forceinline__ void VisitQueries(const TensorView& to, const Fp32Hea
   }
 }
 
-// One block per tile of rows of one head, over their keys. A repair ends early once all wanted
-// elements are NaN.
-template <class T, Computes kComputes = Computes::kAll>
+// Adds the contributions of the keys from `key` on to the rows' dQ.
+template <class T>
+__device__ __forceinline__ void AddKeys(typename T::Shared& shared, const Fp32Head& at, int64_t row,
+                                        int64_t key, bool rows_careful, QuerySums<T>& sums) {
+  __syncthreads();
+  const bool found = LoadKeys<T>(shared, at, key);
+  const bool careful = __syncthreads_or(found || rows_careful) != 0;
+  ComputeWeights<T>(shared, at, row, key);
+  __syncthreads();
+  if (careful) {
+    AddToQueries<T, true>(shared, sums);
+  } else {
+    AddToQueries<T, false>(shared, sums);
+  }
+}
+
+// One block per tile of rows of one head, over their keys.
+template <class T>
 __device__ __forceinline__ void QueryGradients(const BackwardPass& pass, uint32_t block) {
-  constexpr bool kRepairs = kComputes != Computes::kAll;
   extern __shared__ float4 storage[];
   auto& shared = *reinterpret_cast<typename T::Shared*>(storage);
   const Problem& p = pass.attention.problem;
@@ -293,38 +254,11 @@ __device__ __forceinline__ void QueryGradients(const BackwardPass& pass, uint32_
   const Fp32Head at(pass, block / tiles / p.heads_q, block / tiles % p.heads_q);
   const TensorView& to = pass.gradients.d_q;
   QuerySums<T> sums = {};
-  uint32_t wanted = 0;  // elements to repair, one bit each
-  if constexpr (kRepairs) {
-    if (to.data == nullptr) return;
-    VisitQueries<T>(to, at, row, [&](int64_t index, int n) {
-      if (NonFinite(LoadGlobal(to.data, p.dtype, index))) wanted |= 1u << n;
-    });
-    if (!__syncthreads_or(wanted != 0)) return;
-  }
-  const bool rows_careful = LoadQueries<T>(shared, at, row);
+  const bool careful = LoadQueries<T>(shared, at, row);
   for (int64_t key = 0; key < at.s.k_len; key += T::kKeys) {
-    if (!TilesMeet<T>(at, row, key)) continue;
-    __syncthreads();
-    const bool found = LoadKeys<T>(shared, at, key);
-    const bool careful = __syncthreads_or(found || rows_careful) != 0;
-    ComputeWeights<T>(shared, at, row, key);
-    __syncthreads();
-    if (careful) {
-      AddToQueries<T, true>(shared, sums);
-    } else {
-      AddToQueries<T, false>(shared, sums);
-    }
-    if constexpr (kRepairs) {
-      bool open = false;
-#pragma unroll
-      for (int n = 0; n < T::kRowsEach * (T::kD / 16); ++n) {
-        open = open || ((wanted >> n & 1) != 0 && !isnan(sums[n / (T::kD / 16)][n % (T::kD / 16)]));
-      }
-      if (!__syncthreads_or(open)) break;
-    }
+    if (TilesMeet<T>(at, row, key)) AddKeys<T>(shared, at, row, key, careful, sums);
   }
   VisitQueries<T>(to, at, row, [&](int64_t index, int n) {
-    if (kRepairs && (wanted >> n & 1) == 0) return;
     StoreGlobal(to.data, p.dtype, index, sums[n / (T::kD / 16)][n % (T::kD / 16)]);
   });
 }
@@ -408,7 +342,6 @@ __device__ __forceinline__ void BiasGradients(const BackwardPass& pass, uint32_t
 
 enum class Of { kMeasure, kKeys, kQueries, kBias };
 
-// Blocks of a launch, or units of Fp32Redo.
 template <class T, Of kOf>
 ATTEND_HD inline int64_t Blocks(const BackwardPass& pass) {
   const Problem& p = pass.attention.problem;
@@ -419,14 +352,24 @@ ATTEND_HD inline int64_t Blocks(const BackwardPass& pass) {
   return key_tiles * RowTilesOfBias<T>(shape) * shape.heads * shape.batch;
 }
 
-// Calls launch(tile) with the tile that the problem needs.
+// Calls launch(large), or launch(small) where a block has less shared memory than `large` needs.
+// The smallest GPUs have 99 KiB.
+template <class Large, class Small, class Launch>
+cudaError_t WithFittingTile(Passes passes, const Launch& launch) {
+  constexpr int kOwnBytes = 64;  // of a kernel, at most, beside its tile
+  constexpr int kLarge = static_cast<int>(sizeof(typename Large::Shared)) + kOwnBytes;
+  static_assert(sizeof(typename Small::Shared) + kOwnBytes <= 99 * 1024);
+  return kLarge <= passes.front().block_bytes_max ? launch(Large{}) : launch(Small{});
+}
+
+// Calls launch(tile) with the tile for the problem and the device.
 template <class Launch>
 cudaError_t WithFp32Tile(Passes passes, const Launch& launch) {
   const Problem& p = passes.front().attention.problem;
   const int64_t dim = std::max(p.dim, p.dim_v);
-  if (dim <= 64) return launch(Fp32Tile<64, 64>{});
-  if (dim <= 128) return launch(Fp32Tile<128, 64>{});
-  return launch(Fp32Tile<256, 32>{});
+  if (dim <= 64) return WithFittingTile<Fp32Tile<64, 64>, Fp32Tile<64, 64, 32>>(passes, launch);
+  if (dim <= 128) return WithFittingTile<Fp32Tile<128, 64>, Fp32Tile<128, 32, 32>>(passes, launch);
+  return WithFittingTile<Fp32Tile<256, 32>, Fp32Tile<256, 16, 16>>(passes, launch);
 }
 
 }  // namespace attend::cuda

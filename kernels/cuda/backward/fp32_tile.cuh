@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cfloat>
 
 #include "kernels/cuda/backward/launch_list.cuh"
@@ -15,18 +16,21 @@
 
 namespace attend::cuda {
 
-// kHeadDim: upper bound of D and Dv.
-template <int kHeadDim, int kQueryRows>
+// kHeadDim: upper bound of D and Dv. Fewer keys than 64 are for GPUs with little shared memory.
+template <int kHeadDim, int kQueryRows, int kKeyRows = 64>
 struct Fp32Tile {
   static constexpr int kD = kHeadDim;
   static constexpr int kRows = kQueryRows;
-  static constexpr int kKeys = 64;
+  static constexpr int kKeys = kKeyRows;
   static constexpr int kThreads = 256;
   // Rows start four banks apart, so that adjacent rows' 16-byte accesses do not conflict.
   static constexpr int kStride = kD + 4;
   static constexpr int kStrideP = kKeys + 4;
   static constexpr int kRowsEach = kRows / 16;  // rows per thread, 16 apart, as are its keys
   static constexpr int kKeysEach = kKeys / 16;
+  // Upper bound of its tiles for one of RedoTiles.
+  static constexpr int kParts = 64 / kKeys;
+  static_assert(kParts <= kRedoParts && kParts * kRows >= (kD <= 128 ? 64 : 32));
 
   struct Shared {
     float q[kRows][kStride], d_o[kRows][kStride];
@@ -37,6 +41,8 @@ struct Fp32Tile {
     uint64_t seen[kRows];  // bit n: key n counts for the row
     uint64_t kept[kRows];  // and its weight is not dropped
   };
+  // More than a block has below compute capability 9.0, where such kernels are not compiled.
+  static constexpr bool kNeedsHopper = sizeof(Shared) > 163 * 1024;
 };
 
 // One sequence and head, shared by its tiles.
@@ -64,23 +70,48 @@ __device__ __forceinline__ bool LoadRows(float (&to)[kCount][T::kStride], const 
   const int64_t base = b * t.stride_b + head * t.stride_h + first * t.stride_l;
   const bool fast = FourAligned(Advance(t.data, dtype, base), dtype, t.stride_l, dim);
   bool found = false;
-  for (int n = threadIdx.x; n < kCount * T::kD / 4; n += T::kThreads) {
+  const auto store = [&](int n, const float4& x) {
+    found = found || NonFinite(x.x) || NonFinite(x.y) || NonFinite(x.z) || NonFinite(x.w);
+    *reinterpret_cast<float4*>(&to[n / (T::kD / 4)][n % (T::kD / 4) * 4]) = x;
+  };
+  constexpr int kFours = kCount * T::kD / 4;
+  if (fast && dtype != DType::kFloat32) {
+    // Several in flight, as a walk past a few tiles waits for little else.
+    constexpr int kAtOnce = std::min(4, kFours / T::kThreads);
+    static_assert(kFours % (kAtOnce * T::kThreads) == 0);
+    const auto* const data = static_cast<const uint16_t*>(t.data) + base;
+    for (int n = threadIdx.x; n < kFours; n += kAtOnce * T::kThreads) {
+      uint2 four[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int row = (n + i * T::kThreads) / (T::kD / 4);
+        const int col = (n + i * T::kThreads) % (T::kD / 4) * 4;
+        four[i] = make_uint2(0, 0);
+        if (row < rows && col < dim) {
+          four[i] = *reinterpret_cast<const uint2*>(data + row * t.stride_l + col);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        store(n + i * T::kThreads,
+              make_float4(Widen(dtype, static_cast<uint16_t>(four[i].x)),
+                          Widen(dtype, static_cast<uint16_t>(four[i].x >> 16)),
+                          Widen(dtype, static_cast<uint16_t>(four[i].y)),
+                          Widen(dtype, static_cast<uint16_t>(four[i].y >> 16))));
+      }
+    }
+    return found;
+  }
+  for (int n = threadIdx.x; n < kFours; n += T::kThreads) {
     const int row = n / (T::kD / 4);
     const int col = n % (T::kD / 4) * 4;
     float x[4] = {};
     if (row < rows && col < dim) {
       const int64_t at = base + row * t.stride_l + col;
-      if (fast && dtype == DType::kFloat32) {
+      if (fast) {
         const float4 four =
             *reinterpret_cast<const float4*>(static_cast<const float*>(t.data) + at);
         x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
-      } else if (fast) {
-        const uint2 four =
-            *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(t.data) + at);
-        x[0] = Widen(dtype, static_cast<uint16_t>(four.x));
-        x[1] = Widen(dtype, static_cast<uint16_t>(four.x >> 16));
-        x[2] = Widen(dtype, static_cast<uint16_t>(four.y));
-        x[3] = Widen(dtype, static_cast<uint16_t>(four.y >> 16));
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -88,8 +119,7 @@ __device__ __forceinline__ bool LoadRows(float (&to)[kCount][T::kStride], const 
         }
       }
     }
-    found = found || NonFinite(x[0]) || NonFinite(x[1]) || NonFinite(x[2]) || NonFinite(x[3]);
-    *reinterpret_cast<float4*>(&to[row][col]) = make_float4(x[0], x[1], x[2], x[3]);
+    store(n, make_float4(x[0], x[1], x[2], x[3]));
   }
   return found;
 }

@@ -63,6 +63,7 @@ struct LaunchShape {
   int threads = 0;
   int shared_bytes = 0;
   int64_t blocks_max = INT64_MAX;  // upper bound for kernels whose blocks loop
+  int cluster = 1;                 // blocks that read each other's shared memory
 };
 
 template <class Item, int kCount>
@@ -85,13 +86,23 @@ cudaError_t LaunchChunk(void (*kernel)(LaunchList<Item, kCount>),
                              cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
   }
-  const int64_t grid = std::min(blocks, shape.blocks_max);
-  kernel<<<static_cast<unsigned>(grid), shape.threads, shape.shared_bytes, stream>>>(list);
-  return cudaGetLastError();
+  const int64_t clusters = (std::min(blocks, shape.blocks_max) + shape.cluster - 1) / shape.cluster;
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(clusters * shape.cluster));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shape.shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = shape.cluster > 1 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, list);
 }
 
 // One launch for as many items as fit. Items without blocks are skipped; if all are, nothing is
-// launched, but the kernels' code is loaded. If `several` is null, each item has a launch.
+// launched, but the kernels' code is loaded. If `several` is null, each item has a launch; if
+// `single` is, `several` takes one too.
 template <class Item>
 cudaError_t LaunchItems(void (*single)(LaunchList<Item, 1>),
                         void (*several)(LaunchList<Item, kItemsMax>),
@@ -101,9 +112,12 @@ cudaError_t LaunchItems(void (*single)(LaunchList<Item, 1>),
   cudaError_t error = cudaSuccess;
   if (items.empty()) {
     cudaFuncAttributes attributes;
-    error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(single));
-    if (error != cudaSuccess || several == nullptr) return error;
-    return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(several));
+    for (const void* kernel :
+         {reinterpret_cast<const void*>(single), reinterpret_cast<const void*>(several)}) {
+      if (kernel == nullptr || error != cudaSuccess) continue;
+      error = cudaFuncGetAttributes(&attributes, kernel);
+    }
+    return error;
   }
   const size_t most = several == nullptr ? 1 : kItemsMax;
   for (size_t begin = 0, end = 0; begin < items.size() && error == cudaSuccess; begin = end) {
@@ -113,8 +127,9 @@ cudaError_t LaunchItems(void (*single)(LaunchList<Item, 1>),
       blocks += items[end].blocks;
     }
     const auto chunk = std::span<const ItemBlocks<Item>>(items).subspan(begin, end - begin);
-    error = chunk.size() == 1 ? LaunchChunk<Item, 1>(single, chunk, shape, stream)
-                              : LaunchChunk<Item, kItemsMax>(several, chunk, shape, stream);
+    error = chunk.size() == 1 && single != nullptr
+                ? LaunchChunk<Item, 1>(single, chunk, shape, stream)
+                : LaunchChunk<Item, kItemsMax>(several, chunk, shape, stream);
   }
   return error;
 }

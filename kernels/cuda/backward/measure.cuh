@@ -96,9 +96,9 @@ __device__ __forceinline__ void StoreMeasured(const BackwardPass& pass, const Se
   const double delta = none ? 0.0 : static_cast<double>(row.delta) * exp2(-base);
   pass.less[term] = static_cast<float>(delta) - d_lse;
   if (how == Measured::kDelta) return;
-  // cuda_flash_sm90 has no shifts with softcap, whose scores are bounded.
+  // cuda_flash_sm90 has no shifts of capped scores, which are bounded.
   const bool shifted =
-      fabs(shift + base) > kShiftedLse && !(p.softcap > 0.0f && pass.lse_unit == kLog2E);
+      fabs(shift + base) > kShiftedLse && !(CapOf(p).on() && pass.lse_unit == kLog2E);
   if (!shifted) base += shift;
   const double in_units = pass.lse_unit == kLog2E ? base : base * 0.6931471805599453;
   pass.lse[term] = none ? INFINITY : static_cast<float>(in_units);

@@ -21,14 +21,15 @@ namespace attend::cuda {
 
 // Flags and counters between a pass's kernels, all cleared at the start.
 struct PassFlags {
-  int special;        // set by the row terms: some are not finite
-  int measure;        // set by the row terms: some rows must be measured (IsMeasured)
-  int doubted;        // set by the row terms: some rows' delta must be measured
-  int shifted;        // set by the measuring kernels: some row has a shift
-  int redo;           // set by the kernels of 16-bit products: they left non-finite elements
-  uint32_t begun;     // blocks of TurnsSm90 started
-  uint32_t taken;     // units of work of Fp32Redo taken
-  uint32_t measured;  // of those, units that have measured rows
+  int special;     // set by the row terms: some are not finite
+  int measure;     // set by the row terms: some rows must be measured (IsMeasured)
+  int doubted;     // set by the row terms: some rows' delta must be measured
+  int shifted;     // set by the measuring kernels: some row has a shift
+  int redo;        // set by the kernels of 16-bit products: they left non-finite elements
+  uint32_t begun;  // blocks of TurnsSm90 started
+  // Fp32Redo: units of looking for tiles, taken and done; tiles found, and of these taken, seen
+  // and left to be shared; tiles of rows taken to be measured, and measured.
+  uint32_t to_look, looked, found, taken, seen, left, to_measure, measured;
 };
 
 // A pass as kernels see it. Terms are indexed by TermIndex; gaps between sequences and after the
@@ -47,6 +48,7 @@ struct BackwardPass {
   float* sums = nullptr;
   uint32_t* turns = nullptr;
   uint32_t first_block = 0;  // the pass's first block within the launch
+  int block_bytes_max = 0;   // of shared memory on the device: decides the tiles
 };
 
 // Whether a row with this LSE is measured: its weights and P dP are summed again. Within these
@@ -85,7 +87,7 @@ cudaError_t LaunchPrepare(Passes passes, cudaStream_t stream);
 // After LaunchPrepare: the rows' terms.
 cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream);
 // After the terms, for kernels of 16-bit products: the terms of measured rows, by cuda_flash_sm80's
-// products, which have the same bits as wgmma's; or, without softcap and dropout, by wgmma.
+// products, which have the same bits as wgmma's; or, without a cap and dropout, by wgmma.
 cudaError_t LaunchSm80Measure(Passes passes, cudaStream_t stream);
 cudaError_t LaunchSm90Measure(Passes passes, cudaStream_t stream);
 // After the terms: dSinks.

@@ -218,8 +218,8 @@ cudaError_t LaunchRowTerms(Passes passes, cudaStream_t stream) {
 }
 
 // A sink this far above a row's shift, in powers of two, has all of the weight. The LSE of a row
-// without a shift is below it: at most kShiftedLse, or with cuda_flash_sm90's softcap of up to 256,
-// which is 369 powers of two, and 2^30 keys, 400.
+// without a shift is below it: at most kShiftedLse, or 400 of scores that cuda_flash_sm90 caps: at
+// up to 256, which is 369 powers of two, and 2^30 keys.
 constexpr double kFarSink = 512;
 
 // The sink's weight in a measured row. Its difference to LSE is only as exact as LSE in fp32, which
@@ -278,7 +278,8 @@ cudaError_t LaunchPrepare(Passes passes, cudaStream_t stream) {
     PrepareItem item{.pass = pass, .heads = 0, .term_bytes = 0, .turn_bytes = 0};
     if (pass.flags != nullptr) {
       const int64_t terms = TermsOfHead(p) * p.heads_q + kTermSlack;
-      item.term_bytes = kTermFlagBytes + 4 * terms * static_cast<int64_t>(sizeof(float));
+      item.term_bytes =
+          kTermFlagBytes + RedoBytes(p) + 4 * terms * static_cast<int64_t>(sizeof(float));
       if (SpoilsDelta(p)) item.heads = p.batch * p.heads_q;
     }
     if (pass.turns != nullptr) item.turn_bytes = TurnCounterBytes(TurnTilesOfHead(p) * p.heads_q);

@@ -93,19 +93,17 @@ cudaError_t LaunchTile(Passes passes, cudaStream_t stream) {
   }
 }
 
-// Shared memory of a multiprocessor that a block takes: the tile's, the kernel's own, and the
-// system's.
+// A block's shared memory: the tile's and the kernel's own.
 template <MmaConfig kConfig>
 inline constexpr int kBlockBytes = MmaTile<kConfig>::kSharedBytes +
-                                   static_cast<int>(sizeof(MmaWork)) + 1024;
+                                   static_cast<int>(sizeof(MmaWork));
 
 // Launches the first tile that fits the device's shared memory, or the last.
 template <class Element, Class kClass, MmaConfig kFirst, MmaConfig... kOthers>
-cudaError_t LaunchFitting(MmaTiles<kFirst, kOthers...>, int shared_bytes, Passes passes,
-                          cudaStream_t stream) {
+cudaError_t LaunchFitting(MmaTiles<kFirst, kOthers...>, Passes passes, cudaStream_t stream) {
   if constexpr (sizeof...(kOthers) > 0) {
-    if (kBlockBytes < kFirst >> shared_bytes) {
-      return LaunchFitting<Element, kClass>(MmaTiles<kOthers...>{}, shared_bytes, passes, stream);
+    if (passes.front().block_bytes_max < kBlockBytes<kFirst>) {
+      return LaunchFitting<Element, kClass>(MmaTiles<kOthers...>{}, passes, stream);
     }
   }
   return LaunchTile<kFirst, Element, kClass>(passes, stream);
@@ -114,7 +112,7 @@ cudaError_t LaunchFitting(MmaTiles<kFirst, kOthers...>, int shared_bytes, Passes
 // Whether the last tile runs everywhere.
 template <MmaConfig kFirst, MmaConfig... kOthers>
 constexpr bool FitAll(MmaTiles<kFirst, kOthers...>) {
-  constexpr int kSmallest = 100 * 1024;
+  constexpr int kSmallest = 99 * 1024;
   if constexpr (sizeof...(kOthers) > 0) {
     return FitAll(MmaTiles<kOthers...>{});
   } else {
@@ -136,15 +134,10 @@ template <class Element, Class kClass>
 cudaError_t LaunchMma(Passes passes, Sm80Task task, cudaStream_t stream) {
   const Problem& p = passes.front().attention.problem;
   const Gradients& g = passes.front().gradients;
-  int device = 0, shared_bytes = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error =
-        cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-  }
+  cudaError_t error = cudaSuccess;
   const auto launch = [&](auto tiles, bool wanted) {
     if (error != cudaSuccess || !wanted) return;
-    error = LaunchFitting<Element, kClass>(tiles, shared_bytes, passes, stream);
+    error = LaunchFitting<Element, kClass>(tiles, passes, stream);
   };
   const bool measures = task == Sm80Task::kMeasure;
   const bool d_q = !measures && g.d_q.data != nullptr;
@@ -163,7 +156,7 @@ cudaError_t LaunchMma(Passes passes, Sm80Task task, cudaStream_t stream) {
     launch(TilesOf<kClass, Queries192, Queries192Terms>{}, d_q);
     launch(Measure192{}, measures);
   } else {
-    const bool fits = kBlockBytes<kKeysAndValues256> <= shared_bytes;
+    const bool fits = kBlockBytes<kKeysAndValues256> <= passes.front().block_bytes_max;
     launch(KeysAndValues256{}, fits && (d_k || d_v));
     launch(Keys256{}, !fits && d_k);
     launch(Values256{}, !fits && d_v);

@@ -20,7 +20,8 @@ struct MeasureUnit {
   template <Class kClass>
   static __device__ __forceinline__ MeasureUnit Of(const BackwardPass& pass) {
     const Problem& p = pass.attention.problem;
-    const bool products = kClass == Class::kPlain || (pass.lse_unit == kLog2E && p.softcap == 0.0f);
+    const bool products =
+        kClass == Class::kPlain || (pass.lse_unit == kLog2E && CapOf(p).value == 0.0f);
     const float unit = products ? p.scale * kLog2E : kLog2E;
     // A scale of 0 becomes the smallest subnormal: products with it are 0, but a score of -inf is
     // kept.

@@ -38,7 +38,7 @@ cudaError_t MakeItem(const BackwardPass& pass, Sm90Item* item) {
   const Problem& p = pass.attention.problem;
   Sm90Params& params = item->item;
   params.pass = pass;
-  params.cap_factor = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
+  params.cap_factor = CapFactor(p);
   params.kept_scale = DropoutScale(p.dropout);
   params.heads = (kOwnsKeys ? p.heads_kv : p.heads_q) * p.batch;
   const int64_t tiles =

@@ -231,7 +231,7 @@ struct KeysOfThread {
   __device__ __forceinline__ void FinishScores(float (&scores)[kPairs], int row,
                                                uint32_t terms) const {
     rule.Cap(scores);
-    if (!Class::kSoftcap && shifted) ShiftScores(scores, terms + 8 * T::kRows);
+    if (Class::kShifts && shifted) ShiftScores(scores, terms + 8 * T::kRows);
     if (row < work.band.RowBegin(first + 63) || row + T::kRows > work.band.RowEnd(first)) {
       MaskScores(scores, row);
     }

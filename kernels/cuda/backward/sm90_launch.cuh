@@ -116,8 +116,10 @@ template <bool kBfloat16>
 cudaError_t LaunchGradients(Passes passes, cudaStream_t stream) {
   const Problem& p = passes.front().attention.problem;
   if (passes.front().sums != nullptr) {
-    return std::max(p.dim, p.dim_v) <= 64 ? LaunchTurns<TurnsTile<64>, kBfloat16>(passes, stream)
-                                          : LaunchTurns<TurnsTile<128>, kBfloat16>(passes, stream);
+    const int64_t dim = std::max(p.dim, p.dim_v);
+    if (dim <= 64) return LaunchTurns<TurnsTile<64>, kBfloat16>(passes, stream);
+    if (dim <= 96) return LaunchTurns<TurnsTile<96>, kBfloat16>(passes, stream);
+    return LaunchTurns<TurnsTile<128>, kBfloat16>(passes, stream);
   }
   if (p.softcap > 0.0f) return LaunchClass<Sm90Class<kBfloat16, true>>(passes, stream);
   return LaunchClass<Sm90Class<kBfloat16>>(passes, stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Measures rows (measure.cuh) by wgmma, without softcap and dropout: tiles of QueriesSm90
+// Measures rows (measure.cuh) by wgmma, without a cap and dropout: tiles of QueriesSm90
 // (sm90_queries.cuh), whose keys a block walks for scores and dP only. Blocks loop over tiles, as
 // most launches have nothing to measure. With a single loading warp beside the consumers every
 // thread has enough registers without reallocation, so roles may change between tiles. A step:

@@ -249,9 +249,9 @@ struct QueriesConsumer {
     }
   }
 
-  // Turns scores into weights, with softcap's slope, for dS.
+  // Turns scores into weights, with the cap's slope, for dS.
   __device__ __forceinline__ void Exponentiate(int key) {
-    if (!Class::kSoftcap && shifted) {
+    if (Class::kShifts && shifted) {
       const int mine = RowOfThread(64 * group);
 #pragma unroll
       for (int n = 0; n < kPairs; ++n) scores[n] -= shifts[mine + n / 2 % 2 * 8];

@@ -39,6 +39,7 @@ template <bool kIsBfloat16, bool kHasSoftcap = false, bool kHasDropout = false>
 struct Sm90Class {
   static constexpr bool kBfloat16 = kIsBfloat16;
   static constexpr bool kSoftcap = kHasSoftcap;
+  static constexpr bool kShifts = !kSoftcap;  // capped scores are bounded: no row has a shift
   static constexpr bool kDropout = kHasDropout;
 };
 
@@ -46,7 +47,7 @@ struct Sm90Class {
 struct Sm90Params {
   BackwardPass pass;
   TensorMaps maps;
-  float cap_factor;  // softcap: score = tanh(q.k * cap_factor)
+  float cap_factor;  // CapFactor
   float kept_scale;  // factor of the weights that dropout keeps
   int64_t heads;     // over all sequences: of K and V, or of Q
   int64_t section;   // heads per section
@@ -215,10 +216,7 @@ struct WeightRule {
   // Call before masking.
   template <int kCount>
   __device__ __forceinline__ void Cap(float (&scores)[kCount]) const {
-    if constexpr (kSoftcap) {
-#pragma unroll
-      for (float& x : scores) x = AccurateTanh(x * cap_factor);
-    }
+    if constexpr (kSoftcap) CapProducts(cap_factor, scores);
   }
   __device__ __forceinline__ float Weight(float score, float lse2) const {
     return FastExp2(fmaf(score, to_log2, -lse2));

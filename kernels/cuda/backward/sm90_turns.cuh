@@ -155,6 +155,11 @@ struct TurnsConsumer {
     Release(shared.FullScores(stage));
   }
 
+  // Whether the nth eight columns of this consumer's half exist.
+  __device__ __forceinline__ bool HasColumns(int n) const {
+    return T::kD != 96 || group == 0 || n < 4;
+  }
+
   // In accumulator order, which is also the sums' layout. The first block of a tile stores instead
   // of adding.
   __device__ __forceinline__ void AddQueries() {
@@ -169,10 +174,14 @@ struct TurnsConsumer {
     to += 4 * (threadIdx.x % 128);
     if (earlier == 0) {
 #pragma unroll
-      for (int n = 0; n < 8; ++n) StoreFour(to + 512 * n, d_q + 4 * n);
+      for (int n = 0; n < 8; ++n) {
+        if (HasColumns(n)) StoreFour(to + 512 * n, d_q + 4 * n);
+      }
     } else {
 #pragma unroll
-      for (int n = 0; n < 8; ++n) AddFour(to + 512 * n, d_q + 4 * n);
+      for (int n = 0; n < 8; ++n) {
+        if (HasColumns(n)) AddFour(to + 512 * n, d_q + 4 * n);
+      }
     }
     __syncwarp();
     Release(shared.Added(group));
@@ -343,6 +352,7 @@ __global__ void __launch_bounds__(128 * kConsumers)
                        (2 * tile + half) * (kTurnHalfFloats / 4) + threadIdx.x % 128;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
+      if (col + 8 * n >= p.dim) break;
       const float4 x = from[128 * n];
       sums[4 * n] = x.x;
       sums[4 * n + 1] = x.y;

@@ -23,7 +23,7 @@ struct TurnsProducer {
                                             CachePolicy policy) {
     const int64_t b = params.pass.attention.problem.packed ? 0 : work.b;
 #pragma unroll
-    for (int n = 0; n < T::kD / kCols; ++n) {
+    for (int n = 0; n < T::Rows::kBoxes; ++n) {
       LoadBox(map, to + n * kCount * kRowBytes, barrier, n * kCols, row,
               BroadcastIndex(view.stride_h, head), BroadcastIndex(view.stride_b, b), policy);
     }

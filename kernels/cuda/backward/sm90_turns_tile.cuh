@@ -18,7 +18,7 @@ inline constexpr int kTurnsRegisters = 240;
 
 template <int kHeadDim>
 struct TurnsTile {
-  static_assert(kHeadDim == 64 || kHeadDim == 128);
+  static_assert(kHeadDim == 64 || kHeadDim == 96 || kHeadDim == 128);
   static constexpr int kD = kHeadDim;
   static constexpr int kRows = kD == 64 ? 128 : 64;  // per step, as TurnRows
   static constexpr int kKeys = 64 * kConsumers;
@@ -38,7 +38,7 @@ struct TurnsTile {
   static constexpr int kOffsetBarriers = kOffsetPlaces + kConsumers * kPlaceBytes;
   static constexpr int kBarriers = 3 + 6 * kStages + 2 * kConsumers;
   static constexpr int kSharedBytes = 1024 + kOffsetBarriers + 8 * kBarriers;
-  static_assert(kRows * kD == kConsumers * kTurnHalfFloats);
+  static_assert(kRows * Rows::kBoxes * kCols == kConsumers * kTurnHalfFloats);
 };
 
 template <class T>

@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/decode/tile.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
+#include "kernels/cuda/ptx/tanh.cuh"
 
 namespace attend::cuda::decode {
 
@@ -69,6 +70,7 @@ struct DirectRows {
   int begin[T::kRows], end[T::kRows];  // keys visible to the row
   int diagonal[T::kRows];              // key at distance 0
   float slope[T::kRows];
+  const uint8_t* bits[T::kRows];  // if there is a mask of bits
 };
 
 template <class T>
@@ -254,6 +256,7 @@ __device__ __forceinline__ void SetRows(const Segment& segment, DirectRows<T>& r
   if (segment.has_alibi) {
     rows.slope[row] = a.alibi_slopes[segment.b * a.alibi_stride_b + place.head];
   }
+  if (segment.has_bits) rows.bits[row] = BitsOf(segment, place.head, place.i);
 }
 
 // ---- score --------------------------------------------------------------------------------------
@@ -308,7 +311,20 @@ __device__ __forceinline__ void SubtractSlopes(const DirectRows<T>& rows, int ke
   }
 }
 
-// Scale, softcap and ALiBi in the order of problem.h; then -inf for keys that a row does not see.
+// Sets to -inf the scores of keys that a mask of bits hides. `key` is a multiple of 8.
+template <class T>
+__device__ __forceinline__ void RemoveKeys(const DirectRows<T>& rows, int key, DirectScores<T>& s) {
+  const int g = ThreadIndex() % 32 / 4;
+#pragma unroll
+  for (int n = 0; n < 4 * T::kEights; ++n) {
+    const int row = DirectRow(n / 4 * 2 + n % 2);
+    const int first = key + n % 4 / 2 * 8;
+    const bool seen = first < rows.end[row] && (__ldg(rows.bits[row] + first / 8) >> g & 1) != 0;
+    if (!seen) s[n / 4][n % 4] = NegativeInfinity();
+  }
+}
+
+// The score terms in the order of problem.h; then -inf for keys that a row does not see.
 // `key`: the warp's first.
 template <class T>
 __device__ __forceinline__ void FinishScores(const Segment& segment, const DirectRows<T>& rows,
@@ -319,15 +335,9 @@ __device__ __forceinline__ void FinishScores(const Segment& segment, const Direc
   for (int n = 0; n < 4 * T::kEights; ++n) {
     s[n / 4][n % 4] = (chains[0][n / 4][n % 4] + chains[1][n / 4][n % 4]) * scale;
   }
-  if (segment.softcap > 0.0f) {
-    const float cap = segment.softcap;
-    const float inverse = 1.0f / cap;
-#pragma unroll
-    for (int n = 0; n < 4 * T::kEights; ++n) {
-      s[n / 4][n % 4] = cap * tanhf(s[n / 4][n % 4] * inverse);
-    }
-  }
+  CapScores(segment.cap, s);
   if (segment.has_alibi) SubtractSlopes<T>(rows, key, s);
+  if (HasHidden(segment, key, T::kWarpKeys)) RemoveKeys<T>(rows, key, s);
   if (key >= segment.full_begin && key + T::kWarpKeys <= segment.full_end) return;
   const int first = key + ThreadIndex() % 32 / 4;
 #pragma unroll
@@ -412,88 +422,6 @@ __device__ __forceinline__ void Accumulate(const DirectWeights<T>& p, const Dire
                              p[n][1]);
       }
     }
-  }
-}
-
-// ---- values that are not finite -----------------------------------------------------------------
-
-// O += P V for the non-finite elements of V only, of rows that see their key. `p` is not yet
-// transposed. Slow.
-template <class T, class Element>
-__device__ __forceinline__ void AddNonFinite(const DirectBlock& values, const DirectScores<T>& s,
-                                             const DirectWeights<T>& p, DirectState<T>& state) {
-  const int lane = ThreadIndex() % 32;
-  DirectWeights<T> marked;  // -0: hidden
-#pragma unroll
-  for (int n = 0; n < 2 * T::kEights; ++n) {
-    const float* const of = s[n / 2] + n % 2 * 2;
-    uint32_t pair = p[n / 2][n % 2];
-    if (of[0] == NegativeInfinity()) pair = (pair & 0xffff0000u) | 0x8000u;
-    if (of[1] == NegativeInfinity()) pair = (pair & 0xffffu) | 0x80000000u;
-    marked[n / 2][n % 2] = pair;
-  }
-#pragma unroll 1
-  for (int key = 0; key < T::kWarpKeys; ++key) {
-    const char* const row = values.Row(key);
-    float2 weights[T::kEights];
-#pragma unroll
-    for (int n = 0; n < T::kEights; ++n) {
-      const uint32_t own = key < 8 ? marked[n][0] : marked[n][1];
-      weights[n] = Unpack<Element>(__shfl_sync(0xffffffffu, own, key % 8 * 4 + lane % 4));
-    }
-#pragma unroll
-    for (int j = 0; j < T::kDim / 16; ++j) {
-      const int at = min(j / 4 * 128 + lane / 4 * 16, values.limit) + j % 4 * 4;
-      const float2 x = Unpack<Element>(__ldg(reinterpret_cast<const uint32_t*>(row + at)));
-#pragma unroll
-      for (int n = 0; n < T::kEights; ++n) {
-        float* const o = state.output[j][n];
-        const bool sees[2] = {!IsHiddenWeight(weights[n].x), !IsHiddenWeight(weights[n].y)};
-        if (sees[0] && NonFinite(x.x)) o[0] = fmaf(weights[n].x, x.x, o[0]);
-        if (sees[1] && NonFinite(x.x)) o[1] = fmaf(weights[n].y, x.x, o[1]);
-        if (sees[0] && NonFinite(x.y)) o[2] = fmaf(weights[n].x, x.y, o[2]);
-        if (sees[1] && NonFinite(x.y)) o[3] = fmaf(weights[n].y, x.y, o[3]);
-      }
-    }
-  }
-}
-
-// Zeroes NaN and Inf in the values before the product, as 0 * NaN is NaN.
-template <class T, class Element>
-__device__ __forceinline__ void TakeOutNonFinite(DirectValues<T>& v) {
-#pragma unroll
-  for (int n = 0; n < 16 * T::kPartSpans; ++n) {
-    uint32_t& pair = v[n / 4 / T::kPartSpans][n / 4 % T::kPartSpans][n % 4];
-    pair &= ~((NonFinitePair<Element>(pair) >> 15) * 0xffffu);
-  }
-}
-
-// One block of keys of a split that needs care; no copies are in flight.
-template <class T, class Element>
-__device__ __forceinline__ void CarefulDirect(const Segment& segment, const DirectQuery<T>& query,
-                                              const DirectRows<T>& rows, int key, int end,
-                                              DirectState<T>& state) {
-  const int page = FindPage(segment, key, end);
-  DirectScores<T> chains[2];
-#pragma unroll
-  for (int part = 0; part < T::kParts; ++part) {
-    DirectKeys<T> k;
-    LoadKeys<T, true>(segment, key, page, end, part, k);
-    Score<T, Element>(query, k, part, chains);
-  }
-  DirectScores<T> s;
-  FinishScores<T>(segment, rows, key, chains, s);
-  DirectWeights<T> p;
-  Weigh<T, Element>(kSmallUnit<Element>, s, state, p);
-  AddNonFinite<T, Element>(DirectBlock(segment, segment.v, segment.columns_v, key, page, end), s, p,
-                           state);
-  Turn<T>(p);
-#pragma unroll
-  for (int part = 0; part < T::kParts; ++part) {
-    DirectValues<T> v;
-    LoadValues<T, true>(segment, key, page, end, part, v);
-    TakeOutNonFinite<T, Element>(v);
-    Accumulate<T, Element>(p, v, part, state);
   }
 }
 

@@ -131,6 +131,88 @@ __device__ __forceinline__ bool StoreDirect(DirectShared<T>& block, bool may_wan
   return true;
 }
 
+// ---- values that are not finite -----------------------------------------------------------------
+
+// O += P V for the non-finite elements of V only, of rows that see their key. `p` is not yet
+// transposed. Slow.
+template <class T, class Element>
+__device__ __forceinline__ void AddNonFinite(const DirectBlock& values, const DirectScores<T>& s,
+                                             const DirectWeights<T>& p, DirectState<T>& state) {
+  const int lane = ThreadIndex() % 32;
+  DirectWeights<T> marked;  // -0: hidden
+#pragma unroll
+  for (int n = 0; n < 2 * T::kEights; ++n) {
+    const float* const of = s[n / 2] + n % 2 * 2;
+    uint32_t pair = p[n / 2][n % 2];
+    if (of[0] == NegativeInfinity()) pair = (pair & 0xffff0000u) | 0x8000u;
+    if (of[1] == NegativeInfinity()) pair = (pair & 0xffffu) | 0x80000000u;
+    marked[n / 2][n % 2] = pair;
+  }
+#pragma unroll 1
+  for (int key = 0; key < T::kWarpKeys; ++key) {
+    const char* const row = values.Row(key);
+    float2 weights[T::kEights];
+#pragma unroll
+    for (int n = 0; n < T::kEights; ++n) {
+      const uint32_t own = key < 8 ? marked[n][0] : marked[n][1];
+      weights[n] = Unpack<Element>(__shfl_sync(0xffffffffu, own, key % 8 * 4 + lane % 4));
+    }
+#pragma unroll
+    for (int j = 0; j < T::kDim / 16; ++j) {
+      const int at = min(j / 4 * 128 + lane / 4 * 16, values.limit) + j % 4 * 4;
+      const float2 x = Unpack<Element>(__ldg(reinterpret_cast<const uint32_t*>(row + at)));
+#pragma unroll
+      for (int n = 0; n < T::kEights; ++n) {
+        float* const o = state.output[j][n];
+        const bool sees[2] = {!IsHiddenWeight(weights[n].x), !IsHiddenWeight(weights[n].y)};
+        if (sees[0] && NonFinite(x.x)) o[0] = fmaf(weights[n].x, x.x, o[0]);
+        if (sees[1] && NonFinite(x.x)) o[1] = fmaf(weights[n].y, x.x, o[1]);
+        if (sees[0] && NonFinite(x.y)) o[2] = fmaf(weights[n].x, x.y, o[2]);
+        if (sees[1] && NonFinite(x.y)) o[3] = fmaf(weights[n].y, x.y, o[3]);
+      }
+    }
+  }
+}
+
+// Zeroes NaN and Inf in the values before the product, as 0 * NaN is NaN.
+template <class T, class Element>
+__device__ __forceinline__ void TakeOutNonFinite(DirectValues<T>& v) {
+#pragma unroll
+  for (int n = 0; n < 16 * T::kPartSpans; ++n) {
+    uint32_t& pair = v[n / 4 / T::kPartSpans][n / 4 % T::kPartSpans][n % 4];
+    pair &= ~((NonFinitePair<Element>(pair) >> 15) * 0xffffu);
+  }
+}
+
+// One block of keys of a split that needs care; no copies are in flight.
+template <class T, class Element>
+__device__ __forceinline__ void CarefulDirect(const Segment& segment, const DirectQuery<T>& query,
+                                              const DirectRows<T>& rows, int key, int end,
+                                              DirectState<T>& state) {
+  const int page = FindPage(segment, key, end);
+  DirectScores<T> chains[2];
+#pragma unroll
+  for (int part = 0; part < T::kParts; ++part) {
+    DirectKeys<T> k;
+    LoadKeys<T, true>(segment, key, page, end, part, k);
+    Score<T, Element>(query, k, part, chains);
+  }
+  DirectScores<T> s;
+  FinishScores<T>(segment, rows, key, chains, s);
+  DirectWeights<T> p;
+  Weigh<T, Element>(kSmallUnit<Element>, s, state, p);
+  AddNonFinite<T, Element>(DirectBlock(segment, segment.v, segment.columns_v, key, page, end), s, p,
+                           state);
+  Turn<T>(p);
+#pragma unroll
+  for (int part = 0; part < T::kParts; ++part) {
+    DirectValues<T> v;
+    LoadValues<T, true>(segment, key, page, end, part, v);
+    TakeOutNonFinite<T, Element>(v);
+    Accumulate<T, Element>(p, v, part, state);
+  }
+}
+
 // ---- splits -------------------------------------------------------------------------------------
 
 template <class T>
@@ -234,6 +316,7 @@ template <class T, class Element>
 __device__ __forceinline__ void ComputeSegment(const DecodeParams& params, DirectShared<T>& block,
                                                char* shared) {
   const Segment& segment = block.segment;
+  if (segment.has_bits) FindHidden<T>(block.segment);
   OpenGroup group;
 #pragma unroll 1
   for (int split = segment.split; split < segment.split_end;) {

@@ -128,6 +128,10 @@ __device__ __forceinline__ void ComputeSegment(const DecodeParams& params, Block
     ShowToProducts<T>();
     Sync<T>();
   }
+  if (segment.has_bits) {
+    FindHidden<T>(block.segment);
+    Sync<T>();
+  }
   OpenGroup group;
 #pragma unroll 1
   for (int split = segment.split; split < segment.split_end;) {

@@ -34,8 +34,7 @@ struct PartialCounts {
     const int64_t rows_max = std::min(RowsOf(p), tile_rows);
     const int64_t row_tiles = CeilDivide(RowsOf(p), tile_rows);
     // A packed sequence may have fewer rows than the longest, and therefore shorter splits.
-    const int64_t most =
-        p.packed ? SplitsAtMost(p.len_k, 1, false) : SplitsAtMost(p.len_k, rows_max, row_tiles > 1);
+    const int64_t most = SplitsAtMost(p.len_k, p.packed ? 1 : rows_max);
     const int64_t units = p.batch * p.heads_kv * row_tiles;
     const int64_t room = std::min(kBlocksMax, kMultiprocessorsMax * variant.blocks);
     blocks = std::max(blocks, std::min(room, splits_all += std::min(room, units) * most));

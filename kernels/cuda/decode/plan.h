@@ -26,10 +26,11 @@ inline constexpr int kCostKeys = 64;                // keys per unit of cost
 inline constexpr int kSplitCost = 1;                // of closing a split
 
 // Short sequences have short splits, because they must fill the device by themselves. Partials of
-// many rows are expensive, so their splits are longer.
+// many rows are expensive, so splits are twice as long from 17 rows on up to kMediumKeys, and from
+// 33 on beyond kManyRowsKeys.
 inline constexpr int kShortKeys = 2048;
 inline constexpr int kMediumKeys = 8192;
-inline constexpr int kChunkKeys = 16384;
+inline constexpr int kManyRowsKeys = 16384;
 inline constexpr int kShortSplit = 7;  // log2 of keys
 inline constexpr int kMediumSplit = 9;
 inline constexpr int kLongSplit = 11;
@@ -44,29 +45,27 @@ ATTEND_HD inline int64_t CeilDivide(int64_t a, int64_t b) { return FastDivide(a 
 ATTEND_HD inline int64_t Least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // A sequence of k_len keys has splits of 2^SplitShift keys, a multiple of kCostKeys. `rows`: of a
-// unit. Multiplying a whole chunk's rows takes longer than reading keys, so shorter splits pay
-// where there are few.
-ATTEND_HD inline int SplitShift(int64_t k_len, int64_t rows, bool chunks) {
-  int shift = k_len <= kShortKeys ? kShortSplit : kMediumSplit;
-  shift += rows > 32 ? 2 : rows > 16 ? 1 : 0;
-  if (k_len > kMediumKeys) shift = rows > 32 ? kLongSplit + 1 : kLongSplit;
-  if (chunks && rows > 32 && k_len <= kChunkKeys) --shift;
+// unit.
+ATTEND_HD inline int SplitShift(int64_t k_len, int64_t rows) {
+  int shift = k_len <= kShortKeys ? kShortSplit : k_len <= kMediumKeys ? kMediumSplit : kLongSplit;
+  if (rows > 16 && k_len <= kMediumKeys) ++shift;
+  if (rows > 32 && k_len > kManyRowsKeys) ++shift;
   while ((int64_t{kSplitsMax} << shift) < k_len) ++shift;
   return shift;
 }
-ATTEND_HD inline int64_t SplitKeys(int64_t k_len, int64_t rows, bool chunks) {
-  return int64_t{1} << SplitShift(k_len, rows, chunks);
+ATTEND_HD inline int64_t SplitKeys(int64_t k_len, int64_t rows) {
+  return int64_t{1} << SplitShift(k_len, rows);
 }
 
 // Upper bound of splits over all sequences of up to k_len keys.
-inline int64_t SplitsAtMost(int64_t k_len, int64_t rows, bool chunks) {
+inline int64_t SplitsAtMost(int64_t k_len, int64_t rows) {
   int64_t most = 1;
   for (const int64_t keys :
-       {int64_t{kShortKeys}, int64_t{kMediumKeys}, int64_t{kChunkKeys}, k_len}) {
+       {int64_t{kShortKeys}, int64_t{kMediumKeys}, int64_t{kManyRowsKeys}, k_len}) {
     const int64_t least = Least(keys, k_len);
-    most = std::max(most, CeilDivide(least, SplitKeys(least, rows, chunks)));
+    most = std::max(most, CeilDivide(least, SplitKeys(least, rows)));
   }
-  return CeilDivide(k_len, SplitKeys(k_len, rows, chunks)) * 2 > kSplitsMax ? kSplitsMax : most;
+  return CeilDivide(k_len, SplitKeys(k_len, rows)) * 2 > kSplitsMax ? kSplitsMax : most;
 }
 
 // How a sequence is cut; the same for all of its units.
@@ -104,7 +103,7 @@ ATTEND_HD inline SequencePlan PlanSequence(const Attention& a, int64_t b, int ti
       plan.key_end = static_cast<int32_t>(end);
     }
   }
-  plan.split_shift = SplitShift(s.k_len, Least(rows, tile_rows), plan.row_tiles > 1);
+  plan.split_shift = SplitShift(s.k_len, Least(rows, tile_rows));
   plan.first_split = plan.key_begin >> plan.split_shift;
   const int64_t keys = int64_t{1} << plan.split_shift;
   const int64_t splits = ((plan.key_end + keys - 1) >> plan.split_shift) - plan.first_split;
@@ -190,8 +189,10 @@ struct Segment {
   int split, split_end;  // counted from first_split
   int64_t position;      // of the unit's first split, in the line
   Sequence sequence;
-  float scale, softcap;
-  bool has_alibi;
+  float scale;
+  ScoreCap<float> cap;
+  bool has_alibi, has_bits;
+  int hidden_begin, hidden_end;  // keys that a mask of bits may hide from some row; see FindHidden
 };
 
 // Sets the fields that are the same for all units of a sequence.
@@ -217,8 +218,9 @@ ATTEND_HD inline void DescribeSequence(const Attention& a, const SequencePlan& p
   segment.page_shift = 0;
   while ((int64_t{1} << segment.page_shift) < p.page_rows) ++segment.page_shift;
   segment.scale = p.scale;
-  segment.softcap = p.softcap;
+  segment.cap = CapOf(p);
   segment.has_alibi = p.has_alibi;
+  segment.has_bits = HasBits(a);
 }
 
 // Sets the segment's rows, up to `tile_rows` from `row_begin` on, and the keys that they see.

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 #include "kernels/cuda/decode/tile.cuh"
@@ -138,6 +139,8 @@ __device__ __forceinline__ void PlaceUnit(const Attention& a, int b, int h, Segm
   segment.k.data = DataOf(a, a.k, s, b, h);
   segment.v.data = DataOf(a, a.v, s, b, h);
   segment.pages = a.problem.page_rows > 0 ? a.kv_pages.pages + b * a.kv_pages.stride : nullptr;
+  segment.hidden_begin = INT_MAX;
+  segment.hidden_end = 0;
 }
 
 // The share's next segment if all sequences are alike; one thread. Others wait for it, so it avoids

@@ -12,6 +12,7 @@
 #include "kernels/cuda/decode/tile.cuh"
 #include "kernels/cuda/decode/wgmma_products.cuh"
 #include "kernels/cuda/ptx/device_math.cuh"
+#include "kernels/cuda/ptx/tanh.cuh"
 
 namespace attend::cuda::decode {
 
@@ -175,22 +176,41 @@ __device__ __forceinline__ void SubtractSlopes(const Segment& segment, const Pla
   }
 }
 
-// Scale, softcap and ALiBi in the order of problem.h; then -inf for keys that a row does not see.
+// Sets to -inf the scores of keys that a mask of bits hides.
+template <class T>
+__device__ __forceinline__ void RemoveKeys(const Segment& segment, const Place<T>& place, int key,
+                                           Scores<T>& s) {
+  static_assert(2 * T::kKeyBlocks <= 32);
+  const int first = key + place.key_warp * T::kWarpKeys;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (place.key_begin[r] >= place.key_end[r]) continue;
+    const RowPlace row = PlaceRow(segment, RowOf(place, r));
+    const uint8_t* const bits = BitsOf(segment, row.head, row.i) + first / 8;
+    const int bytes = min((place.key_end[r] - first + 7) / 8, T::kKeyBlocks);
+    uint32_t seen = 0;  // of the thread's keys; collected first, which takes few registers
+#pragma unroll 4
+    for (int n = 0; n < bytes; ++n) {
+      seen |= (__ldg(bits + n) >> (threadIdx.x % 4 * 2) & 3u) << 2 * n;
+    }
+#pragma unroll
+    for (int n = 0; n < 2 * T::kKeyBlocks; ++n) {
+      float& score = s[n / 2][2 * r + n % 2];
+      if ((seen >> n & 1) == 0) score = NegativeInfinity();
+    }
+  }
+}
+
+// The score terms in the order of problem.h; then -inf for keys that a row does not see.
 template <class T>
 __device__ __forceinline__ void FinishScores(const Segment& segment, const Place<T>& place, int key,
                                              Scores<T>& s) {
   const float scale = segment.scale;
 #pragma unroll
   for (int n = 0; n < 4 * T::kKeyBlocks; ++n) s[n / 4][n % 4] *= scale;
-  if (segment.softcap > 0.0f) {
-    const float cap = segment.softcap;
-    const float inverse = 1.0f / cap;
-#pragma unroll
-    for (int n = 0; n < 4 * T::kKeyBlocks; ++n) {
-      s[n / 4][n % 4] = cap * tanhf(s[n / 4][n % 4] * inverse);
-    }
-  }
+  CapScores(segment.cap, s);
   if (segment.has_alibi) SubtractSlopes<T>(segment, place, key, s);
+  if (HasHidden(segment, key, T::kKeys)) RemoveKeys<T>(segment, place, key, s);
   if (key >= segment.full_begin && key + T::kKeys <= segment.full_end) return;
   const int first = key + place.first_key;
 #pragma unroll

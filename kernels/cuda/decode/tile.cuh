@@ -5,8 +5,10 @@
 
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
+#include "kernels/contract/limits.h"
 #include "kernels/contract/problem.h"
 #include "kernels/cuda/decode/decode.h"
 #include "kernels/cuda/decode/plan.h"
@@ -138,6 +140,57 @@ __device__ __forceinline__ SplitRange RangeOf(const Segment& segment, int split)
   const int64_t end = int64_t{segment.first_split + split + 1} << shift;
   return {max((segment.first_split + split) << shift, segment.key_begin / T::kKeys * T::kKeys),
           static_cast<int>(min(end, int64_t{segment.key_end}))};
+}
+
+// ---- masks of bits ------------------------------------------------------------------------------
+
+// The bits of query row i of a head.
+__device__ __forceinline__ const uint8_t* BitsOf(const Segment& segment, int head, int i) {
+  const BiasView& mask = segment.attention->bias;
+  const int64_t first = segment.b * mask.stride_b + head * mask.stride_h + i * mask.stride_q;
+  return static_cast<const uint8_t*>(mask.data) + first / 8;
+}
+
+// Finds the keys of the segment's splits outside of which bits hide none from the unit's rows:
+// those of a draft's tree are its last. Threads that multiply; the segment may be read after a
+// barrier.
+template <class T>
+__device__ __forceinline__ void FindHidden(Segment& segment) {
+  // Bytes of a row per pass: 32 bits count those of all rows. All heads of each token are searched,
+  // also where the tile begins or ends within a token.
+  constexpr int kPiece = 1 << 13;
+  static_assert(kPiece * (2 * kHeadsMax + T::kRows) <= INT_MAX);
+  const int begin = RangeOf<T>(segment, segment.split).begin / 8;
+  const int end = (RangeOf<T>(segment, segment.split_end - 1).end + 7) / 8;
+  const int first = segment.row_begin / segment.group;
+  const int last = min((segment.row_begin + segment.rows - 1) / segment.group,
+                       static_cast<int>(segment.sequence.q_len) - 1);
+  if (begin >= end || first > last) return;
+  const BiasView& mask = segment.attention->bias;
+  const int heads = mask.stride_h == 0 ? 1 : segment.group;
+  const int rows = mask.stride_q == 0 ? heads : heads * (last - first + 1);
+  uint32_t low = INT_MAX, high = 0;
+#pragma unroll 1
+  for (int from = begin; from < end; from += kPiece) {
+    const int bytes = min(end - from, kPiece);
+#pragma unroll 8
+    for (int n = threadIdx.x; n < rows * bytes; n += T::kThreads) {
+      const int row = n / bytes, byte = from + n - row * bytes;
+      const int i = first + row / heads, head = segment.h * segment.group + row % heads;
+      if (__ldg(BitsOf(segment, head, i) + byte) == 0xff) continue;
+      low = min(low, 8u * byte);
+      high = max(high, 8u * byte + 8);
+    }
+  }
+  low = __reduce_min_sync(0xffffffffu, low);
+  high = __reduce_max_sync(0xffffffffu, high);
+  if (high == 0 || threadIdx.x % 32 != 0) return;
+  atomicMin(&segment.hidden_begin, static_cast<int>(low));
+  atomicMax(&segment.hidden_end, static_cast<int>(high));
+}
+// Whether bits may hide some of the `keys` keys from `key` on.
+__device__ __forceinline__ bool HasHidden(const Segment& segment, int key, int keys) {
+  return key < segment.hidden_end && key + keys > segment.hidden_begin;
 }
 
 // ---- load ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <tuple>
@@ -28,6 +29,14 @@ std::string NameOf() {
   }
 }
 
+// A block's shared memory: the kernel's own, SumBefore's too, and from the next multiple of 128 on
+// the launch's.
+template <class T>
+inline constexpr size_t kOwnBytes = sizeof(SharedOf<T>) + T::kBlockThreads / 32 * sizeof(int64_t);
+template <class T>
+inline constexpr int kBlockBytes = T::kSharedBytes +
+                                   static_cast<int>((kOwnBytes<T> + 127) / 128 * 128);
+
 template <class T, class Element>
 FlashVariant Variant() {
   static const std::string name = NameOf<T>();
@@ -37,6 +46,7 @@ FlashVariant Variant() {
   variant.keys = T::kKeys;
   variant.threads = T::kBlockThreads;
   variant.shared_bytes = T::kSharedBytes;
+  variant.block_bytes = kBlockBytes<T>;
   variant.blocks = T::kBlocks;
   variant.kernel = reinterpret_cast<const void*>(&DecodeKernel<T, Element>);
   variant.columns = T::kDim;
@@ -47,7 +57,7 @@ FlashVariant Variant() {
 template <class Element, int kKibibytes, class... Tiles>
 std::span<const FlashVariant> VariantsWithin() {
   using Last = std::tuple_element_t<sizeof...(Tiles) - 1, std::tuple<Tiles...>>;
-  static_assert(Last::kSharedBytes + sizeof(SharedOf<Last>) <= kKibibytes * 1024);
+  static_assert(kBlockBytes<Last> <= kKibibytes * 1024);
   static const FlashVariant variants[] = {Variant<Tiles, Element>()...};
   return variants;
 }

@@ -83,7 +83,7 @@ __device__ __forceinline__ void HideKeys(const Attention& a, const BlockWork& wo
   }
 }
 
-// Scale, softcap, bias and ALiBi in the order of problem.h. Reads no bias of rows and keys beyond
+// The score terms in the order of problem.h. Reads no bias of rows and keys beyond
 // the true lengths.
 template <class T>
 __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& work,
@@ -335,8 +335,12 @@ __device__ __forceinline__ void ScoreTile(const Attention& a, const BlockWork& w
   if (kGeneral && a.problem.dropout > 0) DropWeights<T>(a, work, place, key, shared);
 }
 
-// Upper bound of a block's shared memory below compute capability 9.0.
-inline constexpr int kSharedBytesSm80 = 163 * 1024;
+// A block's shared memory, the kernel's own included, and its upper bound below compute capability
+// 9.0.
+template <class T>
+inline constexpr int kFp32BlockBytes = T::kSharedBytes +
+                                       static_cast<int>(sizeof(BlockWork) + sizeof(void*));
+inline constexpr int kFp32BlockBytesSm80 = 163 * 1024;
 
 // Plain kernels keep raw q.k and fold the scale's magnitude into the exponent's unit; its sign is
 // applied separately. General kernels apply the scale first.
@@ -399,12 +403,12 @@ __device__ __forceinline__ float SmallUnit(const BlockWork& work) {
   return __int_as_float((127 - bits) << 23);
 }
 
-// kGeneral = false: fp32 without softcap, bias, ALiBi and dropout (any mask); true: everything.
+// kGeneral = false: fp32 without score terms and dropout (any mask); true: everything.
 template <class T, bool kGeneral>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
     FlashFp32Kernel(const __grid_constant__ RaggedParams params) {
 #if __CUDA_ARCH__ < 900
-  if constexpr (T::kSharedBytes > kSharedBytesSm80)
+  if constexpr (kFp32BlockBytesSm80 < kFp32BlockBytes<T>)
     return;  // never launched there, so not compiled
 #endif
   extern __shared__ __align__(16) float shared[];

@@ -7,6 +7,7 @@
 
 #include <span>
 #include <string>
+#include <tuple>
 
 #include "kernels/cuda/fp32/kernel.cuh"
 #include "kernels/cuda/ragged/ragged.h"
@@ -25,14 +26,16 @@ template <class T, bool kGeneral>
 FlashVariant Variant() {
   static const std::string name = TileName<T>();
   return MakeVariant<T>(name, reinterpret_cast<const void*>(&FlashFp32Kernel<T, kGeneral>),
-                        T::kSharedBytes);
+                        T::kSharedBytes, kFp32BlockBytes<T> - T::kSharedBytes);
 }
 
-// The tiles for one head dim, the preferred one first; the last one runs everywhere. All are also
-// compiled for paged K and V: another tile would round differently, and paging must not change a
-// bit.
+// The tiles for one head dim, the preferred one first; the last one runs everywhere, within 99 KiB.
+// All are also compiled for paged K and V: another tile would round differently, and paging must
+// not change a bit.
 template <bool kGeneral, class... T>
 std::span<const FlashVariant> Variants(bool paged) {
+  using Last = std::tuple_element_t<sizeof...(T) - 1, std::tuple<T...>>;
+  static_assert(kFp32BlockBytes<Last> <= 99 * 1024);
   static const FlashVariant dense[] = {Variant<T, kGeneral>()...};
   static const FlashVariant in_pages[] = {Variant<typename T::Paged, kGeneral>()...};
   if (paged) return in_pages;

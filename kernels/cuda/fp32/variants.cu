@@ -16,8 +16,8 @@ namespace {
 
 bool IsPlain(const Problem& p) {
   const float scale = std::abs(p.scale);
-  return p.dtype == DType::kFloat32 && p.softcap == 0.0f && !p.has_bias && !p.has_alibi &&
-         p.dropout == 0 && scale >= kLateScaleMin && scale <= kLateScaleMax;
+  return p.dtype == DType::kFloat32 && !HasScoreTerms(p) && p.dropout == 0 &&
+         scale >= kLateScaleMin && scale <= kLateScaleMax;
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace attend::cuda {
 
 // Variants for head dims up to `dim_max` (32, 64, 128 or 256), best first; at least one runs with
 // 99 KiB of shared memory per block, which all GPUs since Ampere have. `Plain` kernels compute fp32
-// without softcap, bias, ALiBi and dropout; `General` ones everything.
+// without score terms and dropout; `General` ones everything.
 std::span<const FlashVariant> PlainFlashVariants(int dim_max, bool paged);
 std::span<const FlashVariant> GeneralFlashVariants(int dim_max, bool paged);
 

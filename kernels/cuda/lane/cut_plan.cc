@@ -41,7 +41,7 @@ double FlopsPerSecond(KernelId kernel, const Problem& p) {
   }
 }
 
-// FLOPs that take as long, at FlopsPerSecond, as the attention with its dropout.
+// FLOPs that take as long, at FlopsPerSecond, as the attention including its dropout.
 double TimedFlops(const Attention& a, KernelId kernel) {
   if (a.problem.dropout == 0) return Flops(a);
   Attention without = a;

@@ -19,6 +19,7 @@
 #include "kernels/cuda/ragged/tensor_maps.h"
 #include "kernels/cuda/runtime/append_kernel.h"
 #include "kernels/cuda/runtime/copy_kernel.h"
+#include "kernels/cuda/runtime/cuda_device.h"
 #include "kernels/cuda/runtime/cuda_status.h"
 #include "kernels/cuda/sm80/variants.h"
 #include "kernels/cuda/sm90/variants.h"
@@ -35,19 +36,6 @@ bool IsDecode(KernelId kernel) {
 Status Failure(cudaError_t error, KernelId kernel) {
   (void)cudaGetLastError();
   return Internal(ErrorText(error, "launching " + std::string(KernelName(kernel))));
-}
-
-// Upper bound of a block's shared memory on the current device.
-Result<int> SharedBytesMax() {
-  int device = 0;
-  int bytes = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
-  if (error == cudaSuccess) return bytes;
-  (void)cudaGetLastError();
-  return Internal(ErrorText(error, "reading the device"));
 }
 
 // A Tensor Core kernel's thread draws the bits of a tile of rows and keys at once. Unaligned rows
@@ -85,23 +73,24 @@ Status CheckBias(const LaunchItem& item) {
 }
 
 // The requested variant, or the first that fits.
-Result<const FlashVariant*> Choose(const LaunchItem& item, int shared_bytes_max) {
-  const std::span<const FlashVariant> variants = VariantsFor(item.kernel, item.attention.problem);
+Result<const FlashVariant*> Choose(const LaunchItem& item, int block_bytes_max) {
+  std::span<const FlashVariant> variants = VariantsFor(item.kernel, item.attention.problem);
   ATTEND_RETURN_IF_ERROR(CheckDropout(item));
   ATTEND_RETURN_IF_ERROR(CheckBias(item));
-  if (item.config == kDefaultConfig) {
-    for (const FlashVariant& variant : variants) {
-      if (variant.shared_bytes <= shared_bytes_max) return &variant;
+  const std::string name(KernelName(item.kernel));
+  if (item.config != kDefaultConfig) {
+    const auto count = static_cast<int>(variants.size());
+    if (item.config < 0 || item.config >= count) {
+      return InvalidArgument("config is " + std::to_string(item.config) +
+                             ", must be -1 or in [0, " + std::to_string(count) + ") for " + name);
     }
-    return Internal("no variant of " + std::string(KernelName(item.kernel)) + " fits " +
-                    std::to_string(shared_bytes_max) + " bytes of shared memory");
+    variants = variants.subspan(item.config, 1);
   }
-  const auto count = static_cast<int>(variants.size());
-  if (item.config < 0 || item.config >= count) {
-    return InvalidArgument("config is " + std::to_string(item.config) + ", must be -1 or in [0, " +
-                           std::to_string(count) + ") for " + std::string(KernelName(item.kernel)));
+  for (const FlashVariant& variant : variants) {
+    if (variant.block_bytes <= block_bytes_max) return &variant;
   }
-  return &variants[item.config];
+  return Unimplemented("no such variant of " + name + " fits the device's " +
+                       std::to_string(block_bytes_max) + " bytes of shared memory per block");
 }
 
 // Items of one variant, in order. Variants with tensor maps need separate launches for items with
@@ -113,8 +102,8 @@ struct Group {
   std::vector<const Attention*> attentions;
 };
 
-Status AddToGroup(const LaunchItem& item, int shared_bytes_max, std::vector<Group>* groups) {
-  const Result<const FlashVariant*> variant = Choose(item, shared_bytes_max);
+Status AddToGroup(const LaunchItem& item, int block_bytes_max, std::vector<Group>* groups) {
+  const Result<const FlashVariant*> variant = Choose(item, block_bytes_max);
   if (!variant.ok()) return variant.status();
   const bool pages_apart = (*variant)->tensor_maps && item.attention.problem.page_rows > 0;
   auto group = std::find_if(groups->begin(), groups->end(), [&](const Group& each) {
@@ -229,8 +218,9 @@ Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t w
     return InvalidArgument("workspace_bytes is " + std::to_string(workspace_bytes) +
                            ", must be at least " + std::to_string(*needed));
   }
-  const Result<int> shared_bytes_max = SharedBytesMax();
-  if (!shared_bytes_max.ok()) return shared_bytes_max.status();
+  int block_bytes_max = 0;
+  cudaError_t error = ReadBlockBytesMax(&block_bytes_max);
+  if (error != cudaSuccess) return Failure(error, items.front().kernel);
   const Copies copies = PlanCopies(items, workspace);
   if (!copies.items.empty()) items = copies.items;
   std::vector<Group> groups;
@@ -241,10 +231,10 @@ Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t w
                                ", must be -1 or 0 for cuda_naive");
       }
     } else {
-      ATTEND_RETURN_IF_ERROR(AddToGroup(item, *shared_bytes_max, &groups));
+      ATTEND_RETURN_IF_ERROR(AddToGroup(item, block_bytes_max, &groups));
     }
   }
-  cudaError_t error = LaunchRepack(copies.pieces, stream);
+  error = LaunchRepack(copies.pieces, stream);
   if (error != cudaSuccess) return Failure(error, items.front().kernel);
   for (const Group& group : groups) {
     error = IsDecode(group.kernel)

@@ -29,9 +29,10 @@ struct LaunchItem {
   int config = kDefaultConfig;
 };
 
-// The compiled variants of a kernel that can compute `problem`, best first. A function of the
-// problem alone, so that bits are the same on every device and under any load. Empty for kernels
-// without variants and for those that are not CUDA's.
+// The compiled variants of a kernel that can compute `problem`, best first; the first that fits a
+// device's shared memory runs. A function of the problem alone, so that bits are the same under any
+// load, and on every device with as much. Empty for kernels without variants and for those that are
+// not CUDA's.
 std::span<const FlashVariant> VariantsFor(KernelId kernel, const Problem& problem);
 
 // Workspace bytes of LaunchBatch: depend on the problems, and on whether kernels can read Q, K and
@@ -46,7 +47,8 @@ int64_t ListBytesMax(std::span<const LaunchItem> items);
 // some items' keys are paged and others' are not). `workspace` is 256-byte aligned and its first
 // kTileQueueBytes are zero, before and after; launches that share it must be ordered by a stream.
 // INVALID_ARGUMENT: workspace too small, no such config, or dropout whose rows the kernel cannot
-// compute. INTERNAL: CUDA's error for a launch; some items may already be enqueued.
+// compute. UNIMPLEMENTED: a config that does not fit the device. INTERNAL: CUDA's error for a
+// launch; some items may already be enqueued.
 Status LaunchBatch(std::span<const LaunchItem> items, void* workspace, int64_t workspace_bytes,
                    cudaStream_t stream, const LaunchOptions& options = {});
 

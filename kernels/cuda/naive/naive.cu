@@ -84,8 +84,7 @@ __device__ float LoadKeyOrZero(const Attention& a, const ConstTensorView& view,
 __device__ float FinishScore(const Attention& a, const HeadPlace& place, int64_t i, int64_t j,
                              float dot) {
   const Problem& p = a.problem;
-  float s = p.scale * dot;
-  if (p.softcap > 0.0f) s = p.softcap * tanhf(s / p.softcap);
+  float s = CapOf(p).Apply(p.scale * dot);
   if (p.has_bias) {
     const float bias = LoadGlobalBias(
         a.bias, place.b * a.bias.stride_b + place.h * a.bias.stride_h + i * a.bias.stride_q + j);

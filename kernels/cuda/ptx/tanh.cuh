@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// tanh, for softcap. Device code.
+// tanh and the cap of scores (ScoreCap) by it. Device code.
 
 #pragma once
 
+#include "kernels/contract/problem.h"
 #include "kernels/cuda/ptx/device_math.cuh"
 
 namespace attend::cuda {
@@ -18,6 +19,25 @@ __device__ __forceinline__ float AccurateTanh(float x) {
   const float near = fmaf(x * square, y, x);
   const float far = 1.0f - __fdividef(2.0f, 1.0f + FastExp2(2.0f * kLog2E * x));
   return fabsf(x) < 0.55f ? near : far;
+}
+
+// Caps a thread's scores, an array of arrays of float.
+template <class Scores>
+__device__ __forceinline__ void CapScores(ScoreCap<float> cap, Scores& scores) {
+  if (!cap.on()) return;
+  const float inverse = 1.0f / cap.value;
+  float* const all = reinterpret_cast<float*>(&scores);
+#pragma unroll
+  for (int n = 0; n < static_cast<int>(sizeof(scores) / sizeof(float)); ++n) {
+    all[n] = cap.value * tanhf(all[n] * inverse);
+  }
+}
+
+// Caps raw products (ScoreUnit): `factor` is CapFactor.
+template <int kCount>
+__device__ __forceinline__ void CapProducts(float factor, float (&scores)[kCount]) {
+#pragma unroll
+  for (float& x : scores) x = AccurateTanh(x * factor);
 }
 
 }  // namespace attend::cuda

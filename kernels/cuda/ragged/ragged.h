@@ -58,8 +58,9 @@ struct FlashVariant {
   int rows = 0;
   int keys = 0;
   int threads = 0;
-  int shared_bytes = 0;
-  int blocks = 1;  // per multiprocessor
+  int shared_bytes = 0;  // of a launch
+  int block_bytes = 0;   // of shared memory: these and the kernel's own
+  int blocks = 1;        // per multiprocessor
   const void* kernel = nullptr;
   int columns = 0;            // of O, padded: variants of cuda_decode_sm80 only
   bool begins_early = false;  // waits for earlier work on the stream itself
@@ -74,9 +75,11 @@ std::string TileName() {
          std::to_string(T::kThreads);
 }
 
-// The variant of a kernel that computes tiles of T. `name` must have static storage.
+// The variant of a kernel that computes tiles of T. `name` must have static storage; `own_bytes`:
+// the kernel's own shared memory.
 template <class T>
-FlashVariant MakeVariant(std::string_view name, const void* kernel, int shared_bytes) {
+FlashVariant MakeVariant(std::string_view name, const void* kernel, int shared_bytes,
+                         int own_bytes = 0) {
   static_assert(T::kRows >= kTileRowsMin);
   FlashVariant variant;
   variant.name = name;
@@ -84,6 +87,7 @@ FlashVariant MakeVariant(std::string_view name, const void* kernel, int shared_b
   variant.keys = T::kKeys;
   variant.threads = T::kThreads;
   variant.shared_bytes = shared_bytes;
+  variant.block_bytes = shared_bytes + own_bytes;
   variant.blocks = T::kBlocks;
   variant.kernel = kernel;
   return variant;

@@ -276,7 +276,8 @@ class RowRedo {
         MultiplyAdd<Element>(scores[n], high, keys[n].z, keys[n].w);
       }
     }
-    const float inverse_cap = __fdividef(1.0f, p.softcap);
+    const ScoreCap<float> cap = CapOf(p);
+    const float inverse = __fdividef(1.0f, cap.value);
     const float slope = kGeneral && p.has_alibi ? a.alibi_slopes[b * a.alibi_stride_b + h] : 0.0f;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
@@ -284,7 +285,7 @@ class RowRedo {
       const int mine = key + n / 4 * 8 + lane % 4 * 2 + n % 2;
       float& score = scores[n / 4][n % 4];
       score *= p.scale;
-      if (p.softcap > 0.0f) score = p.softcap * tanhf(score * inverse_cap);
+      if (cap.on()) score = cap.value * tanhf(score * inverse);
       bool hidden = mine < key_begin[r] || mine >= key_end[r];
       if (kGeneral && p.has_bias && !hidden) {
         const float bias = LoadGlobalBias(

@@ -70,5 +70,12 @@ Result<DeviceInfo> ReadDeviceInfo(int index, const BackendOptions& options) {
   return info;
 }
 
+cudaError_t ReadBlockBytesMax(int* bytes) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+}
+
 }  // namespace cuda
 }  // namespace attend

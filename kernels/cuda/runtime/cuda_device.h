@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include "kernels/contract/backend.h"
 
 namespace attend::cuda {
@@ -14,5 +16,8 @@ inline constexpr int kComputeCapabilityMin = 80;
 // NOT_FOUND if there is no such GPU, UNIMPLEMENTED if it is too old, INTERNAL with CUDA's message
 // if it cannot be used.
 Result<DeviceInfo> ReadDeviceInfo(int index, const BackendOptions& options);
+
+// Upper bound of a block's shared memory on the current device.
+cudaError_t ReadBlockBytesMax(int* bytes);
 
 }  // namespace attend::cuda

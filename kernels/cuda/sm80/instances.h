@@ -11,7 +11,7 @@
 namespace attend::cuda::sm80 {
 
 // Variants for D and Dv up to `dim` (32, 64, 96, 128, 192 or 256), best first. `Plain` kernels
-// compute any mask, but no softcap, bias or ALiBi; `General` ones everything except dropout;
+// compute any mask, but no score terms; `General` ones everything except dropout;
 // `Dropout` ones everything, with dropout. `few_tiles`: the query rows fill no more tiles of 128
 // than an H200 has multiprocessors. `paged`: K and V are paged.
 std::span<const FlashVariant> PlainFloat16(int dim, bool few_tiles, bool paged);

@@ -357,7 +357,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocks)
   for (int turn = 0; work[turn].attention != nullptr; turn ^= 1) {
     next = ComputeTile<T, Element, kGeneral>(params, next, work[turn], shared, work[turn ^ 1]);
     __syncthreads();  // shared memory is free
-    if (work[turn].asked != 0) RepairTile<T, Element, kGeneral>(work[turn]);
+    const BlockWork* done = &work[turn];
+#if __CUDA_ARCH__ < 900
+    asm volatile("" : "+l"(done));  // opaque: the tile has no registers for what derives from it
+#endif
+    if (done->asked != 0) RepairTile<T, Element, kGeneral>(*done);
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "kernels/contract/limits.h"
 #include "kernels/cuda/ptx/device_math.cuh"
+#include "kernels/cuda/ptx/tanh.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
 
 namespace attend::cuda::sm80 {
@@ -167,7 +168,7 @@ __device__ __forceinline__ void RemoveKeys(const Attention& a, const BlockWork& 
   }
 }
 
-// Scale, softcap, bias and ALiBi in the order of problem.h, then a mask of bits.
+// The score terms in the order of problem.h, then a mask of bits.
 template <class T>
 __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& work, int key,
                                            Scores<T>& s) {
@@ -180,19 +181,7 @@ __device__ __forceinline__ void ApplyTerms(const Attention& a, const BlockWork& 
       for (int e = 0; e < 4; ++e) s[m][n][e] *= p.scale;
     }
   }
-  if (p.softcap > 0.0f) {
-    const float inverse_cap = 1.0f / p.softcap;
-#pragma unroll
-    for (int m = 0; m < T::kSlices; ++m) {
-#pragma unroll
-      for (int n = 0; n < T::kKeyBlocks; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          s[m][n][e] = p.softcap * tanhf(s[m][n][e] * inverse_cap);
-        }
-      }
-    }
-  }
+  CapScores(CapOf(p), s);
   if (p.has_bias && !HasBits(a)) AddBias<T>(a, work, key, s);
   if (p.has_alibi) AddAlibi<T>(a, work, key, s);
   if (HasBits(a)) RemoveKeys<T>(a, work, key, s);

@@ -13,22 +13,31 @@
 
 namespace attend::cuda::sm80 {
 
+// The kernel's own shared memory; a launch's begins at a multiple of 128. The smallest GPUs allow a
+// block 99 KiB in all.
+template <class T>
+inline constexpr int kOwnBytes = static_cast<int>(T::kReferenceBytes + 2 * sizeof(BlockWork) +
+                                                  127) /
+                                 128 * 128;
+template <class T>
+constexpr bool RunsEverywhere() {
+  return T::kSharedBytes + kOwnBytes<T> <= 99 * 1024;
+}
+
 template <class T, class Element, bool kGeneral>
 FlashVariant Variant() {
   // "rows128_keys64_threads256_query128"
   static const std::string name =
       TileName<T>() + (T::kQueryColumns > 0 ? "_query" + std::to_string(T::kQueryColumns) : "");
   return MakeVariant<T>(name, reinterpret_cast<const void*>(&FlashSm80Kernel<T, Element, kGeneral>),
-                        T::kSharedBytes);
+                        T::kSharedBytes, kOwnBytes<T>);
 }
 
 // The tiles for one head dim, the preferred one first. All are also compiled for paged K and V:
 // another tile would round differently, and paging must not change a bit.
 template <class Element, bool kGeneral, class... T>
 std::span<const FlashVariant> Variants(bool paged) {
-  // The last one runs everywhere: the smallest GPUs allow 99 KiB, including BlockWork.
-  using Last = std::tuple_element_t<sizeof...(T) - 1, std::tuple<T...>>;
-  static_assert(Last::kSharedBytes + Last::kReferenceBytes + 2 * sizeof(BlockWork) <= 99 * 1024);
+  static_assert(RunsEverywhere<std::tuple_element_t<sizeof...(T) - 1, std::tuple<T...>>>());
   static const FlashVariant dense[] = {Variant<T, Element, kGeneral>()...};
   static const FlashVariant in_pages[] = {Variant<typename T::Paged, Element, kGeneral>()...};
   if (paged) return in_pages;
@@ -88,6 +97,7 @@ using Dropout256 =
 // All terms with dropout, not paged. Fewer head dims, as those in between are rare.
 template <class Element, class T>
 std::span<const FlashVariant> DropoutVariant() {
+  static_assert(RunsEverywhere<T>());
   static const FlashVariant list[] = {Variant<T, Element, true>()};
   return list;
 }

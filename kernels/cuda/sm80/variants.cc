@@ -26,8 +26,7 @@ bool HasFewTiles(const Problem& p) {
 
 bool IsPlain(const Problem& p) {
   const float scale = std::abs(p.scale);
-  return p.softcap == 0.0f && !p.has_bias && !p.has_alibi && scale >= kLateScaleMin &&
-         scale <= kLateScaleMax;
+  return !HasScoreTerms(p) && scale >= kLateScaleMin && scale <= kLateScaleMax;
 }
 
 }  // namespace

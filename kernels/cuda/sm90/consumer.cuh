@@ -8,6 +8,7 @@
 
 #include "kernels/contract/softmax_state.h"
 #include "kernels/cuda/ptx/mma.cuh"
+#include "kernels/cuda/ptx/tanh.cuh"
 #include "kernels/cuda/ragged/redo_rows.cuh"
 #include "kernels/cuda/sm90/bias.cuh"
 #include "kernels/cuda/sm90/general.cuh"
@@ -35,7 +36,7 @@ struct Consumer {
 
   // The current tile.
   int row;                   // the thread's first row; the second is row + 8
-  float cap_factor;          // softcap: score = tanh(q.k * cap_factor); 0 without
+  float cap_factor;          // CapFactor
   int full_begin, full_end;  // keys that every row of this warpgroup sees
   int tile_begin, tile_end;  // key tiles that some row of it sees; at least one
 
@@ -132,7 +133,7 @@ struct Consumer {
       };
       return general.Finish(cap, key - row - work.window.offset, mask, rows, scores, rescale);
     } else {
-      if (cap != 0.0f) CapScores(cap, scores);
+      if (cap != 0.0f) CapProducts(cap, scores);
       const int key = tile * T::kKeys;
       if constexpr (T::kBits) bits.Remove(scores);
       if constexpr (T::kBias) {

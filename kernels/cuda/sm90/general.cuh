@@ -77,7 +77,7 @@ struct GeneralTile<T, true> {
     const float farthest = static_cast<float>(window.k_len) + static_cast<float>(work.q_len) +
                            fabsf(static_cast<float>(window.offset));
     const bool near = fabsf(slope) * farthest * kLog2E <= kNearBaseMax;
-    slope = near ? slope / (p.softcap > 0.0f ? p.softcap : p.scale) : __int_as_float(0x7fffffff);
+    slope = near ? slope / ScoreUnit(p) : __int_as_float(0x7fffffff);
   }
 
   __device__ __forceinline__ void SetBases(const float (&added)[2],
@@ -115,13 +115,12 @@ struct GeneralTile<T, true> {
   }
 
   // Score terms and mask, and their effect on the rows' bases. Returns as SoftmaxRows::Follow.
-  // `mask` sets the scores of hidden keys to -inf. `cap`: score = tanh(q.k * cap); 0 without
-  // softcap.
+  // `mask` sets the scores of hidden keys to -inf. `cap`: CapFactor.
   template <class Mask>
   __device__ __forceinline__ bool Finish(float cap, int distance, const Mask& mask,
                                          SoftmaxRows<kScores>& rows, float (&scores)[kScores],
                                          float (&rescale)[2]) {
-    if (cap != 0.0f) CapScores(cap, scores);
+    if (cap != 0.0f) CapProducts(cap, scores);
     float added[2] = {0.0f, 0.0f};
     if (fabsf(slope) > 0.0f) AddAlibi(slope, distance, scores, added);
     mask();

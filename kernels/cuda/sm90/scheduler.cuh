@@ -95,7 +95,7 @@ __device__ __forceinline__ void DescribeTile(const Attention& a, const TileWork&
   work.has_sink = p.has_sinks;
   work.sink = p.has_sinks ? a.sinks[tile.h] : 0.0f;
   work.to_log2 = (p.softcap > 0.0f ? p.softcap : p.scale) * kLog2E;
-  work.cap_factor = p.softcap > 0.0f ? p.scale / p.softcap : 0.0f;
+  work.cap_factor = CapFactor(p);
 }
 
 // Address of the mask's bits for the tile's head.

@@ -9,7 +9,6 @@
 
 #include "kernels/cuda/ptx/device_math.cuh"
 #include "kernels/cuda/ptx/dropout_mask.cuh"
-#include "kernels/cuda/ptx/tanh.cuh"
 
 namespace attend::cuda {
 
@@ -123,13 +122,6 @@ __device__ __forceinline__ void RescaleRows(const float (&rescale)[2], float (&o
     output[4 * j + 2] *= rescale[1];
     output[4 * j + 3] *= rescale[1];
   }
-}
-
-// Applies softcap; results are in units of the cap.
-template <int kScores>
-__device__ __forceinline__ void CapScores(float factor, float (&scores)[kScores]) {
-#pragma unroll
-  for (float& s : scores) s = AccurateTanh(s * factor);
 }
 
 // Sets to -inf the scores of row `r` whose key, counted from the thread's first, is hidden(key).

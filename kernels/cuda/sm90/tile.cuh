@@ -195,7 +195,7 @@ struct Sm90Work {
   int32_t tile_begin, tile_end;  // key tiles that some row sees
   int32_t dim_v;
   float to_log2;     // weight = 2^(score * to_log2 - base)
-  float cap_factor;  // softcap: score = tanh(q.k * cap_factor); 0 without
+  float cap_factor;  // CapFactor
   float sink;
   Window window;
   uint16_t* o;  // the head's first row

@@ -206,8 +206,7 @@ def _repeat(plan, arguments):
     p.v.data, p.o.data = address(arguments["v"]), address(made[0])
     if arguments["return_lse"]:
         p.lse = address(made[1])
-    if arguments["dropout_seed"] is not None:
-        p.dropout_seed = dropout_seed(arguments["dropout_seed"])
+    p.dropout_seed = dropout_seed(arguments) or 0
     _launch(params, plan.device, plan.stream())
     return tuple(made) if arguments["return_lse"] else made[0]
 

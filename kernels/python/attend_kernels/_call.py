@@ -14,8 +14,13 @@ _LENGTH_MAX = 2**30  # kLengthMax
 LAYOUTS = {"BHLD": (0, 1, 2), "BLHD": (0, 2, 1), "LHD": (None, 1, 0)}
 
 
-def dropout_seed(value):
-    """An integer in [0, 2^64), or Error."""
+def dropout_seed(arguments):
+    """An integer in [0, 2^64), or None if there is no dropout. Error: it is missing or another."""
+    value = arguments["dropout_seed"]
+    if value is None:
+        if _checks.real("dropout_p", arguments["dropout_p"]) > 0:
+            raise invalid(f"dropout_seed is None, dropout_p {arguments['dropout_p']} needs one")
+        return None
     try:
         seed = operator.index(value)
     except TypeError as failure:
@@ -23,6 +28,13 @@ def dropout_seed(value):
     if not 0 <= seed < 2**64:
         raise invalid(f"dropout_seed is {value}, must be in [0, 2^64)")
     return seed
+
+
+def o_dtype(asked, q):
+    """O's dtype: q's, or float32."""
+    if asked not in (None, q.dtype, "float32"):
+        raise invalid(f"o_dtype is {asked!r}, must be q's dtype or 'float32'")
+    return asked or q.dtype
 
 
 class Call:
@@ -98,9 +110,7 @@ class Call:
             if value != bound:
                 raise invalid(f"{name} has {what} {value}, must be {bound}")
         p.dtype = DTYPES[self.q.dtype]
-        self.o_dtype = self.q.dtype if self.a["o_dtype"] is None else self.a["o_dtype"]
-        if self.o_dtype not in (self.q.dtype, "float32"):
-            raise invalid(f"o_dtype is {self.o_dtype!r}, must be q's dtype or 'float32'")
+        self.o_dtype = o_dtype(self.a["o_dtype"], self.q)
         p.o_dtype = DTYPES[self.o_dtype]
         p.heads_q, p.heads_kv, p.dim, p.dim_v = q[h], k[h], q[-1], v[-1]
         if self.packed:
@@ -213,16 +223,8 @@ class Call:
         if self.a["bias"] is not None:
             self._read_bias()
         self._read_tree()
-        self._read_dropout()
-
-    def _read_dropout(self):
-        p, seed = self.params, self.a["dropout_seed"]
         p.dropout_p = _checks.real("dropout_p", self.a["dropout_p"])
-        if seed is None:
-            if p.dropout_p > 0:
-                raise invalid(f"dropout_seed is None, dropout_p {self.a['dropout_p']} needs one")
-            return
-        p.dropout_seed = dropout_seed(seed)
+        p.dropout_seed = dropout_seed(self.a) or 0
 
     def _floats(self, name, shapes):
         """(address, shape) of float32 numbers per head, contiguous on the GPU."""
@@ -250,6 +252,9 @@ class Call:
         else:
             bias = self.staging.read("bias", given)
         shape = tuple(given.shape)
+        if bias.dtype == "float64" != self.q.dtype:
+            raise invalid(f"bias has dtype float64, must be float16, bfloat16 or float32 for q of "
+                          f"{self.q.dtype}")
         if bias.device is not None:
             self._check_place(bias)
         self._check_last(bias)

@@ -54,14 +54,17 @@ def window(value):
         left, right = value
     except (TypeError, ValueError):
         raise invalid(f"window is {value!r}, must be None or (left, right)") from None
-    for name, side in (("left", left), ("right", right)):
-        try:
-            fits = -1 <= operator.index(side) < 2**63
-        except TypeError:
-            raise invalid(f"window's {name} side is {side!r}, must be an integer") from None
-        if not fits:
-            raise invalid(f"window's {name} side is {side}, must be at least -1")
-    return left, right
+    return _side("left", left), _side("right", right)
+
+
+def _side(name, value):
+    try:
+        side = operator.index(value)
+    except TypeError:
+        raise invalid(f"window's {name} side is {value!r}, must be an integer") from None
+    if not -1 <= side < 2**63:
+        raise invalid(f"window's {name} side is {side}, must be in [-1, 2^63)")
+    return side
 
 
 def shape(name, value, *allowed):

@@ -166,8 +166,7 @@ def _repeat(plan, arguments):
         backward.d_lse = address(arguments["d_lse"])
     for name, gradient in zip(arguments["wanted"], made):
         getattr(backward, "d_" + name).data = address(gradient)
-    if arguments["dropout_seed"] is not None:
-        p.dropout_seed = dropout_seed(arguments["dropout_seed"])
+    p.dropout_seed = dropout_seed(arguments) or 0
     _launch(backward, plan.device, plan.stream())
     return tuple(made)
 

@@ -187,16 +187,15 @@ def packed_mask(mask, name="bias"):
         return sys.modules["numpy"].packbits(mask, axis=-1, bitorder="little")
     torch, columns = sys.modules["torch"], mask.shape[-1]
     byte_count = -(-columns // 8)
-    aligned = mask.data_ptr() % 8 == 0 and mask.storage_offset() % 8 == 0
-    if columns % 8 == 0 and mask.numel() > 0 and mask.is_contiguous() and aligned:
+    ones = mask.view(torch.uint8).clamp(max=1)  # any other byte of a bool is True
+    if columns % 8 == 0 and mask.numel() > 0:
         # The product of eight bytes of 0 or 1 with this has their bits, in order, in its last byte.
-        products = mask.flatten().view(torch.int64) * 0x0102040810204080
+        products = ones.flatten().view(torch.int64) * 0x0102040810204080
         packed = products.view(torch.uint8)[7::8].contiguous()
         return packed.view(*mask.shape[:-1], byte_count)
-    whole = torch.nn.functional.pad(mask, (0, 8 * byte_count - columns))
-    bits = whole.unflatten(-1, (byte_count, 8)).to(torch.uint8)
+    whole = torch.nn.functional.pad(ones, (0, 8 * byte_count - columns))
     places = torch.arange(8, dtype=torch.uint8, device=mask.device)
-    return (bits << places).sum(-1, dtype=torch.uint8)
+    return (whole.unflatten(-1, (byte_count, 8)) << places).sum(-1, dtype=torch.uint8)
 
 
 def numbers(name, value, code):
@@ -210,7 +209,7 @@ def numbers(name, value, code):
         raise invalid(f"{name} is {value!r}, must be numbers in a list, array or tensor") from None
     if value and isinstance(value[0], (list, tuple)):
         shape = (len(value), len(value[0]))
-        if any(len(row) != shape[1] for row in value):
+        if any(not isinstance(row, (list, tuple)) or len(row) != shape[1] for row in value):
             raise invalid(f"{name} has rows of different lengths")
         value = [number for row in value for number in row]
     try:
