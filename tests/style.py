@@ -45,7 +45,7 @@ ROOMS = {
     "server/sessions": "limits memory util",
     "server/request": "auth limits memory regions sessions util",
     "server/schedule": "request util", "server/metrics": "request schedule util",
-    "server/net": "log memory metrics util",
+    "server/net": "log memory metrics transport util",
     "server/tls": "log metrics net transport util",
     "server/transport": "limits util proto/process",
     "server/wire": "auth memory regions request sessions util",

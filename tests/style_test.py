@@ -64,14 +64,14 @@ def run_style(root, changes):
     return done.returncode, done.stdout.splitlines()
 
 
-def test_clean_tree(tmp_path):
+def test_a_clean_tree_has_no_faults(tmp_path):
     code, lines = run_style(tmp_path, {})
     assert code == 0, lines
     assert lines[-1].endswith(" 0 faults")
 
 
 @pytest.mark.parametrize("rule", PLANTED)
-def test_finds(tmp_path, rule):
+def test_every_rule_finds_its_fault(tmp_path, rule):
     path, text = PLANTED[rule]
     code, lines = run_style(tmp_path, {path: text})
     assert code == 1
@@ -80,7 +80,7 @@ def test_finds(tmp_path, rule):
 
 
 @pytest.mark.parametrize("path,text", BORDERS)
-def test_borders(tmp_path, path, text):
+def test_forbidden_includes_are_found(tmp_path, path, text):
     code, lines = run_style(tmp_path, {path: text})
     assert code == 1
     assert [line for line in lines[:-1] if line.startswith(f"{path}:7: [borders]")], lines
@@ -93,7 +93,7 @@ def test_a_page_begins_with_its_heading(tmp_path):
 
 
 @pytest.mark.parametrize("name", ("test_strangers.py", "test_strangers_a.py"))
-def test_attacks_of_strangers_are_listed(tmp_path, name):
+def test_missing_attacks_are_found(tmp_path, name):
     path = f"tests/e2e/{name}"
     test = {path: "# SPDX-License-Identifier: Apache-2.0\ndef test_a():\n    pass\n"}
     assert run_style(tmp_path, test)[0] == 1
@@ -114,7 +114,7 @@ def test_numbers_of_tics_only_fall(tmp_path):
 
 @pytest.mark.parametrize("comment", ("// One line.\n//\n// Of many.\n", "int a;  // Who\n",
                                      "/* What */\n"))
-def test_comments_begin_otherwise(tmp_path, comment):
+def test_comments_that_begin_with_a_tic_are_found(tmp_path, comment):
     text = GOOD["kernels/a.cc"]
     assert [line for line in run_style(tmp_path, {"kernels/a.cc": text + comment})[1]
             if "[tics] 1 tics" in line]
@@ -123,7 +123,7 @@ def test_comments_begin_otherwise(tmp_path, comment):
                 if "[tics]" in line]
 
 
-def test_foreach_names_a_source(tmp_path):
+def test_a_source_named_by_foreach_is_known(tmp_path):
     cmake = CMAKE + "foreach(name b c)\n  add_executable(${name} ${name}_test.cc)\nendforeach()\n"
     test = {"kernels/CMakeLists.txt": cmake, "kernels/b_test.cc": HEAD + "int G() { return 1; }\n"}
     assert run_style(tmp_path, test)[0] == 0
@@ -131,7 +131,7 @@ def test_foreach_names_a_source(tmp_path):
     assert code == 1 and lines[0].startswith("kernels/d_test.cc:1: [built]")
 
 
-def test_lists_every_rule():
+def test_every_rule_has_a_planted_fault():
     out = subprocess.run([sys.executable, str(STYLE), "--list"], capture_output=True, text=True)
     assert out.returncode == 0
     assert {line.split()[0] for line in out.stdout.splitlines()} == {*PLANTED, "borders"}

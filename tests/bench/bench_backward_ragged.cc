@@ -42,7 +42,7 @@ struct Item {
     CpuReference(owned.attention);
     gradients = std::make_unique<test::OwnedGradients>(owned.attention, seed + 1);
     if (!test::Takes(way, owned.attention, gradients->get())) {
-      throw std::runtime_error(test::NameOf(way) + " does not take the shape");
+      throw std::runtime_error(test::NameOf(way) + " does not support the shape");
     }
     run = std::make_unique<test::BackwardRun>(&owned, gradients.get(), way);
     Require(run->Prepare());

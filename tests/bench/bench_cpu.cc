@@ -3,7 +3,8 @@
 // The speed of cpu_flash, or of cpu_flash_amx where Select chooses it, compared with PyTorch (in
 // turns, where it is installed), with the machine's peak of fused multiply-adds or tile products,
 // and, where one row reads many keys, with its memory bandwidth. Every case is checked against the
-// reference first; a wrong result prints no time.
+// reference first; a wrong result prints no time. With --spoilt, cases with one NaN or Inf in each
+// KV head that all rows see, compared with the same cases without it.
 
 #include <hwy/targets.h>
 #include <tbb/global_control.h>
@@ -28,6 +29,7 @@
 #include "kernels/cpu/tile_unit.h"
 #include "kernels/reference/check_gradients.h"
 #include "kernels/reference/check_rows.h"
+#include "tests/bench/bench_cpu_cases.h"
 #include "tests/bench/bench_cpu_rival.h"
 #include "tests/bench/fma_peak.h"
 #include "tests/bench/read_rate.h"
@@ -39,91 +41,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct Case {
-  std::string name;
-  test::ProblemSpec spec;
-  bool backward = false;
-  bool decodes = false;  // bound by reading K and V
-  bool rival = true;     // PyTorch supports the case
-};
-
-std::string ShortName(DType dtype) {
-  if (dtype == DType::kFloat32) return "fp32";
-  return dtype == DType::kFloat16 ? "fp16" : "bf16";
-}
-
-// Sequences of one length, with as many KV heads as query heads.
-Case Plain(int64_t b, int64_t h, int64_t length, int64_t d, DType dtype, bool causal = false,
-           bool backward = false) {
-  test::ProblemSpec spec = test::MakeSpec(b, h, h, length, length, d, d, dtype);
-  if (causal) spec.problem.mask.right = 0;
-  spec.problem.return_lse = backward;
-  std::string name = ShortName(dtype) + (backward ? " backward" : "");
-  if (b > 1 || h != 8) name += " B" + std::to_string(b) + " H" + std::to_string(h);
-  name += " L" + std::to_string(length) + " D" + std::to_string(d) + (causal ? " causal" : "");
-  return {name, spec, backward};
-}
-
-// One new row per head. K and V, 128 MiB, exceed the caches.
-Case Decoding(int64_t group, int64_t dim, DType dtype) {
-  const int64_t keys = (int64_t{64} << 20) / (8 * dim * DTypeBytes(dtype));
-  test::ProblemSpec spec = test::MakeSpec(1, 8 * group, 8, 1, keys, dim, dim, dtype);
-  spec.problem.mask.right = 0;
-  spec.problem.return_lse = false;
-  return {ShortName(dtype) + " decode H" + std::to_string(8 * group) + "/8 Lk" +
-              std::to_string(keys) + " D" + std::to_string(dim),
-          spec, false, true};
-}
-
-// Cases that PyTorch does not support.
-void AddOwn(std::vector<Case>* cases) {
-  const auto add = [cases](const char* name, const test::ProblemSpec& spec) {
-    Case one{name, spec, false, false, false};
-    one.spec.problem.return_lse = false;
-    cases->push_back(one);
-  };
-  test::ProblemSpec blhd = test::MakeSpec(1, 8, 8, 2048, 2048, 128, 128);
-  blhd.layout = test::Layout::kBLHD;
-  add("fp32 L2048 D128 BLHD", blhd);
-  add("fp32 L2048 D256", test::MakeSpec(1, 4, 4, 2048, 2048, 256, 256));
-  add("fp32 L1000 D80 GQA 4", test::MakeSpec(1, 8, 2, 1000, 1000, 80, 80));
-  test::ProblemSpec bias = test::MakeSpec(1, 8, 8, 1024, 1024, 64, 64);
-  bias.problem.has_bias = true;
-  add("fp32 L1024 D64 bias", bias);
-  test::ProblemSpec softcap = test::MakeSpec(1, 8, 8, 1024, 1024, 64, 64);
-  softcap.problem.softcap = 50;
-  add("fp32 L1024 D64 softcap", softcap);
-}
-
-std::vector<Case> Cases() {
-  std::vector<Case> cases;
-  for (const bool backward : {false, true}) {
-    for (const DType dtype : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
-      cases.push_back(Plain(1, 8, 512, 64, dtype, false, backward));
-      cases.push_back(Plain(1, 8, 512, 128, dtype, false, backward));
-      cases.push_back(Plain(1, 8, 2048, 64, dtype, false, backward));
-      cases.push_back(Plain(1, 8, 2048, 128, dtype, false, backward));
-      cases.push_back(Plain(1, 8, 4096, 128, dtype, true, backward));
-      if (dtype == DType::kFloat32) continue;
-      cases.push_back(Plain(4, 16, 2048, 128, dtype, true, backward));
-    }
-  }
-  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
-    for (const int64_t dim : {64, 128}) {
-      for (const int64_t group : {1, 8}) cases.push_back(Decoding(group, dim, dtype));
-    }
-  }
-  // A decoding step of one sequence, as a server runs it for each token.
-  test::ProblemSpec step = test::MakeSpec(1, 8, 2, 1, 128, 64, 64, DType::kBFloat16);
-  step.problem.return_lse = false;
-  cases.push_back({"bf16 decode H8/2 Lk128 D64", step});
-  cases.push_back(Plain(1, 1, 16, 64, DType::kFloat32));
-  cases.push_back(Plain(1, 1, 128, 64, DType::kFloat32));
-  cases.push_back(Plain(64, 8, 64, 64, DType::kFloat32));
-  AddOwn(&cases);
-  return cases;
-}
-
 // A problem with its memory; runs its forward or backward pass.
 class Work {
  public:
@@ -132,6 +49,7 @@ class Work {
         owned_(test::MakeAttention(c.spec, test::FreshSeed())),
         amx_(Select(c.spec.problem, cpu)->kernel == KernelId::kCpuFlashAmx),
         amx_backward_(SelectBackward(c.spec.problem, cpu)->kernel == KernelId::kCpuFlashAmx) {
+    if (c.spoilt != 0) Spoil(c);
     Forward();
     if (c.backward) {
       gradients_ = std::make_unique<test::OwnedGradients>(owned_.attention, test::FreshSeed());
@@ -158,6 +76,17 @@ class Work {
   }
 
  private:
+  // The last key, or the one that all rows see.
+  void Spoil(const Case& c) {
+    const Problem& p = c.spec.problem;
+    const int64_t key = p.mask.right == 0 ? 0 : p.len_k - 1;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      for (int64_t h = 0; h < p.heads_kv; ++h) {
+        void* const at = c.spoilt == 'k' ? owned_.K(b, h, key, 1) : owned_.V(b, h, key, 1);
+        test::Set(owned_.attention, at, c.value);
+      }
+    }
+  }
   void Forward() {
     const Attention* batch[] = {&owned_.attention};
     const size_t amx_from = amx_ ? 0 : 1;
@@ -228,16 +157,22 @@ nlohmann::json Measure(const Case& c, const DeviceInfo& cpu, tbb::task_arena* ar
                        double seconds, CpuRival* rival) {
   Work work(c, cpu, arena);
   const RowsReport report = work.Check();
-  if (!report.ok) return {{"name", c.name}, {"ok", false}, {"detail", report.detail}};
+  // Gradients by an LSE of NaN cannot be judged.
+  if (c.spoilt == 0 ? !report.ok : report.failed()) {
+    return {{"name", c.name}, {"ok", false}, {"detail", report.detail}};
+  }
   // Runs below 20 us are timed in groups.
   Clock::time_point begin = Clock::now();
   work.Run();
   const int group = std::max(1, static_cast<int>(20e-6 / std::max(Elapsed(begin), 1e-7)));
-  std::vector<std::function<double()>> contenders = {[&] {
-    begin = Clock::now();
-    for (int n = 0; n < group; ++n) work.Run();
-    return Elapsed(begin) / group;
-  }};
+  const auto run_of = [&](Work* one) {
+    return [&begin, group, one] {
+      begin = Clock::now();
+      for (int n = 0; n < group; ++n) one->Run();
+      return Elapsed(begin) / group;
+    };
+  };
+  std::vector<std::function<double()>> contenders = {run_of(&work)};
   nlohmann::json result = {{"name", c.name}, {"problem", Describe(c.spec.problem)}, {"ok", true}};
   result["kernel"] = work.amx() ? "cpu_flash_amx" : "cpu_flash";
   if (c.rival && rival != nullptr) {
@@ -250,6 +185,13 @@ nlohmann::json Measure(const Case& c, const DeviceInfo& cpu, tbb::task_arena* ar
       return static_cast<double>(bytes.size()) / MeasureReadRate(bytes, threads);
     });
   }
+  std::unique_ptr<Work> finite;
+  if (c.spoilt != 0) {
+    Case other = c;
+    other.spoilt = 0;
+    finite = std::make_unique<Work>(other, cpu, arena);
+    contenders.emplace_back(run_of(finite.get()));
+  }
   const std::vector<std::vector<double>> times = Race(contenders, seconds);
   result["rows_checked"] = report.rows_checked;
   result["median_us"] = Median(times[0]) * 1e6;
@@ -257,6 +199,7 @@ nlohmann::json Measure(const Case& c, const DeviceInfo& cpu, tbb::task_arena* ar
   result["gflops"] = work.flops() / Median(times[0]) * 1e-9;
   result["turns"] = times[0].size();
   if (c.decodes) result["of_memory"] = Ratio(times.back(), times[0]);
+  if (finite != nullptr) result["of_finite"] = Ratio(times[0], times[1]);
   if (result.contains("rival")) {
     result["rival_us"] = Median(times[1]) * 1e6;
     result["of_rival"] = Ratio(times[1], times[0]);
@@ -278,6 +221,7 @@ void PrintCase(const nlohmann::json& r, double peak) {
                 r["rival"].get<std::string>().c_str());
   }
   if (r.contains("of_memory")) std::printf("  %.2f of memory", r["of_memory"].get<double>());
+  if (r.contains("of_finite")) std::printf("  %.2f of finite", r["of_finite"].get<double>());
   std::printf("\n");
   std::fflush(stdout);
 }
@@ -305,15 +249,16 @@ int Main(int argc, char** argv) {
   std::string json_path;
   std::string python = "python3";
   bool avx2 = false;
-  bool without_amx = false;
+  bool without_amx = false, spoilt = false;
   CLI::App app("Times cpu_flash against PyTorch and this machine's multiply-add peak");
   app.add_option("--threads", threads, "Threads to use")->capture_default_str();
   app.add_option("--seconds", seconds, "Seconds for each case")->capture_default_str();
   app.add_option("--filter", filter, "Run only cases whose name contains this");
   app.add_option("--json", json_path, "Also write the results to this file");
-  app.add_option("--python", python, "A Python, with PyTorch or without")->capture_default_str();
-  app.add_flag("--avx2", avx2, "Without AVX-512, PyTorch too");
-  app.add_flag("--without-amx", without_amx, "cpu_flash in place of cpu_flash_amx");
+  app.add_option("--python", python, "Interpreter, with PyTorch or without")->capture_default_str();
+  app.add_flag("--avx2", avx2, "Do without AVX-512, in PyTorch too");
+  app.add_flag("--without-amx", without_amx, "Run cpu_flash instead of cpu_flash_amx");
+  app.add_flag("--spoilt", spoilt, "Run cases with NaN or Inf, without PyTorch");
   CLI11_PARSE(app, argc, argv);
 #if HWY_ARCH_X86
   if (avx2) StayWithAvx2();
@@ -340,7 +285,7 @@ int Main(int argc, char** argv) {
   std::printf("%-36s %10s %10s %8s %7s %6s %10s %7s\n", "case", "median us", "best us", "GFLOP/s",
               "of peak", "turns", "PyTorch us", "faster");
   bool ok = true;
-  for (const Case& c : Cases()) {
+  for (const Case& c : spoilt ? SpoiltCases() : Cases()) {
     if (c.name.find(filter) == std::string::npos) continue;
     const nlohmann::json one = Measure(c, cpu, &arena, threads, seconds, rival);
     peak = std::max(peak, MeasureFmaPeak(threads) * 1e-9);

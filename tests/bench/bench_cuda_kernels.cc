@@ -111,7 +111,7 @@ class Run {
       view->data = test::Moved(view->data, from, input_.get());
     }
     moved.o.data = test::Moved(moved.o.data, owned_.output.data, output_.get());
-    params_ = test::ToParams(moved);
+    params_ = ParamsOf(moved);
   }
 
   // Runs `kernel` once and judges sampled rows of its answer.
@@ -221,7 +221,7 @@ int Main(int argc, char** argv) {
   std::string filter, json_path;
   CLI::App app("Checks and times the CUDA kernels on the first GPU");
   app.add_option("--kernel", kernels, "Kernels to time")->capture_default_str();
-  app.add_option("--rounds", rounds, "Rounds of which the median is taken")
+  app.add_option("--rounds", rounds, "Rounds; medians are reported")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--round-ms", round_ms, "Milliseconds of a round")->capture_default_str();

@@ -56,7 +56,7 @@ class FullTable {
         all_((PagesOf(c) + 2) / 3 * 4),
         arena_(all_ * page_bytes_ + kPageUnitBytes),
         pages_(static_cast<size_t>(all_)) {
-    Require(c.evicted * rounds <= all_ / 2, "there is enough in common");
+    Require(c.evicted * rounds <= all_ / 2, "enough pages are common");
     SessionOptions options{.tenant_weights = {1, 1}};
     options.page_rows = kRows;
     options.slab_bytes = page_bytes_;
@@ -84,7 +84,8 @@ class FullTable {
     const int64_t used = UsedPages();
     const double seconds = Append(kNeedy, needy_, 0, taken_, pages);
     taken_ += pages;
-    Require(table_->tenant_bytes(0)[kNeedy] == taken_ * page_bytes_, "the needy has its pages");
+    Require(table_->tenant_bytes(0)[kNeedy] == taken_ * page_bytes_,
+            "the requesting tenant has its pages");
     Require(UsedPages() <= used, "no page is used twice");
     return seconds;
   }
@@ -129,7 +130,7 @@ void Measure(const Case& c, int rounds) {
   table.Check();
   std::sort(seconds.begin(), seconds.end());
   std::printf("| %ld | %ld | %s | %ld | %ld | %ld | %.2f ms | %.2f ms |\n", c.forks, c.own,
-              c.alike ? "alike" : "each of its own", c.pages, c.layers, c.evicted,
+              c.alike ? "equal" : "different", c.pages, c.layers, c.evicted,
               1e3 * seconds[seconds.size() / 2], 1e3 * seconds.back());
   std::fflush(stdout);
 }
@@ -150,7 +151,7 @@ void Main(int rounds) {
 }  // namespace attend::bench
 
 int main(int argc, char** argv) {
-  CLI::App app("How long the table of sessions is locked when shared pages are evicted.");
+  CLI::App app("Measures how long the session table is locked while shared pages are evicted.");
   int rounds = 11;
   app.add_option("--rounds", rounds, "requests of each case")->check(CLI::Range(1, 100));
   CLI11_PARSE(app, argc, argv);

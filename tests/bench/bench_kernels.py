@@ -45,15 +45,15 @@ def arguments(words=None):
                         help="race against this rival (repeat for more; default: all)")
     rivals.add_argument("--no-rivals", action="store_true", help="run only our kernels")
     parser.add_argument("--unfused", action="store_true",
-                        help="also race baddbmm, softmax, bmm, where math runs too")
+                        help="also race baddbmm, softmax, bmm wherever math runs")
     parser.add_argument("--rounds", type=int, default=7,
-                        help="most rounds for each contender and cell")
+                        help="maximal rounds per contender and cell")
     parser.add_argument("--round-ms", type=float, default=3.0,
-                        help="milliseconds that the calls of one round take")
+                        help="milliseconds of calls per round")
     parser.add_argument("--seconds-per-cell", type=float, default=1.5,
-                        help="most seconds of timing for each cell")
+                        help="maximal seconds of timing per cell")
     parser.add_argument("--budget", type=float, default=float("inf"),
-                        help="start no cell after this many seconds; what is left out is listed")
+                        help="start no cell after this many seconds; the remaining ones are listed")
     parser.add_argument("--seed", type=int, help="seed of the inputs (default: a fresh one)")
     parser.add_argument("--report", help="print the tables of a JSON file again, without a GPU")
     options = parser.parse_args(words)

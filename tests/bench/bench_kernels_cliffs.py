@@ -238,7 +238,7 @@ class Bits(entries.Contender):
         q, k, v = self.case.tensors
         mask = self.case.options.get("bias")
         if mask is None or mask.dtype != torch.bool:
-            raise entries.CannotRun("there is no mask of bool")
+            raise entries.CannotRun("boolean masks are not supported")
         self.bits = _tensors.packed_mask(mask)
         self.out = torch.empty_like(q)
         self.library, needed = _library.library(), ctypes.c_int64()
@@ -275,7 +275,7 @@ class Bits(entries.Contender):
 def sdpa_mask(case):
     """The mask or bias of a case for SDPA, expanded, which is free; None if SDPA cannot run it."""
     if set(case.options) - {"bias", "causal"} or {"bias", "causal"} <= set(case.options):
-        raise entries.CannotRun("SDPA has no such thing")
+        raise entries.CannotRun("SDPA does not support this")
     q, k, _ = case.tensors
     bias = case.options.get("bias")
     return None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
@@ -301,7 +301,7 @@ class Cudnn(entries.Contender):
 def fa4_options(case):
     """Further arguments for a case; raises CannotRun if FA4 does not support it."""
     if set(case.options) - {"causal", "softcap"}:
-        raise entries.CannotRun("FA4 has no such thing, or not without a program")
+        raise entries.CannotRun("FA4 does not support this, or only through a user's program")
     return {"causal": case.causal, "softcap": case.options.get("softcap", 0.0)}
 
 

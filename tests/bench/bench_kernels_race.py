@@ -65,7 +65,7 @@ def lineup(cell, attend, options):
         # auto runs under its kernel's name, so that the kernel is not raced twice.
         names = [auto, *(name for name in names if name not in (auto, cells.AUTO))]
     elif auto not in names:
-        auto, why = names[0], "asked for by --kernel"
+        auto, why = names[0], "selected by --kernel"
     for name in names:
         try:
             for shape in cell.shapes:

@@ -37,7 +37,7 @@ def fault(name, output, v, causal):
     if name == "one NaN":
         first = v.shape[2] // 2 if causal else 0
         right = output[:, :, first:].isnan().all() and output[:, :, :first].isfinite().all()
-        return None if right else "NaN is not where it belongs"
+        return None if right else "NaN is missing or misplaced"
     if not output.isfinite().all():
         return "not finite"
     low, high = v.float().amin(2, keepdim=True), v.float().amax(2, keepdim=True)

@@ -155,7 +155,7 @@ def summary(report):
         verdict = {True: "met", False: "missed", None: "not judged"}[met]
         lines.append(f"- {verdict}: time falls with the window: {listed}")
     if report.get("left_out"):
-        lines.append(f"- out of time, not measured: {', '.join(report['left_out'])}")
+        lines.append(f"- not measured, as time ran out: {', '.join(report['left_out'])}")
     return "\n".join(lines)
 
 
@@ -174,7 +174,7 @@ def markdown(report):
             rates[cell["shapes"][0]["dtype"]].append(cell["matmul_tflops"])
     lines = [f"# Kernels on {report['device']}", "",
              f"{report['versions']}. Seed {report['seed']}. TFLOP/s on visible pairs, medians of "
-             f"interleaved rounds; outputs poisoned, everybody checked against float64 first."]
+             f"interleaved rounds; outputs poisoned, all contenders checked against float64 first."]
     if rates:
         listed = ", ".join(f"{dtype} {min(found):.0f} to {max(found):.0f}"
                            for dtype, found in rates.items())

@@ -125,14 +125,14 @@ void PrintLookups() {
     const double ns = (MicrosecondsNow() - begin) * 1000 / kCalls;
     std::printf("| %s | %.0f ns |\n", mapped == 0 ? "no" : "yes", ns);
   };
-  std::printf("\n| page-locked (allocator's own; another's; not) | a look |\n|---|---|\n");
+  std::printf("\n| page-locked (by our allocator; by another; not) | lookup |\n|---|---|\n");
   for (char* data : {known.get(), unknown.get(), pageable.data()}) time(data);
 }
 
 }  // namespace
 
 void BenchCopies(test::LaneHarness*) {
-  std::printf("\n### Copies of a batch: us from the call to done, us of CPU in the call\n\n");
+  std::printf("\n### Copies of a batch: us until done, us of CPU in the call\n\n");
   std::printf("| items | bytes | way | in us | CPU us | GB/s | out us | CPU us | GB/s |\n");
   std::printf("|---|---|---|---|---|---|---|---|---|\n");
   for (const int items : {1, 4, 16, 64}) {
@@ -155,7 +155,8 @@ void BenchCopies(test::LaneHarness*) {
 
 void BenchStrides() {
   std::printf(
-      "\n### Strided copies to the device: rows of `width` bytes, 16 times as far apart\n\n");
+      "\n### Strided copies to the device: rows of `width` bytes, with a stride of 16 times the "
+      "width\n\n");
   std::printf("| width | GB/s |\n|---|---|\n");
   constexpr int64_t kBytes = int64_t{16} << 20, kPitches = 16;
   const test::PinnedBlock host(kBytes * kPitches, nullptr);

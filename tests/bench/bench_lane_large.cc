@@ -159,7 +159,8 @@ void BenchLarge(test::LaneHarness* harness) {
   std::printf("Copies alone: %.1f GB/s in, %.1f GB/s out. ", bus / 1e9, bus_out / 1e9);
   std::printf("Phases are of the last batch of the first lane; overlap is their sum / span.\n\n");
   std::printf(
-      "| fp16 | parts | lanes | ms each | GB/s in | of the bus | in ms | kernel | out | span | "
+      "| fp16 | parts | lanes | ms each | GB/s in | share of the bus | in ms | kernel | out | span "
+      "| "
       "overlap |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
   for (const LargeCase& c : LargeCases()) {
     for (const int lanes : c.lanes) {
@@ -222,7 +223,7 @@ void BenchBeside(test::LaneHarness* harness) {
   const LaneItem small(harness, HalfProblem(1, 8, 128, 64));
   const Problem large = HalfProblem(1, 4, 32768, 128);
   std::printf("\n### B1 H8 L128 D64 beside lanes that run H4 L32768 D128 (3 ms) back to back\n\n");
-  std::printf("| how | p50 us | p90 | p99 | most | large/s | of without |\n");
+  std::printf("| variant | p50 us | p90 | p99 | max | large/s | vs without |\n");
   std::printf("|---|---|---|---|---|---|---|\n");
   double most_large = 0;
   for (const BesideCase& c : BesideCases()) {

@@ -155,7 +155,7 @@ def refusal_seconds(options, processors, shape):
         step, = loads(shape, concurrency=CALLERS_MAX // 4, warmup=0)
         statuses = step["status"]
         if set(statuses) != {"INVALID_ARGUMENT"}:
-            sys.exit(f"of what was to be refused became {statuses}")
+            sys.exit(f"requests that had to be refused ended with {statuses}")
         return (server.cpu_seconds() - before) / sum(statuses.values())
 
 
@@ -174,7 +174,7 @@ def measure(loads, server, refusal, shape, log):
         f"a refusal takes {refusal * 1e6:.0f} us of the server's CPU time, "
         f"1/{1 / best / share:.0f} of a request's")
     log("| of the best (target), refused, late | "
-        + " | ".join(f"deadlines of {n} times that" for n in DEADLINES) + " |")
+        + " | ".join(f"deadlines of {n}x the time alone" for n in DEADLINES) + " |")
     log("|---|" + "---|" * len(DEADLINES))
     rows = []
     for kind in ("rate", "concurrency"):
@@ -193,7 +193,7 @@ def measure(loads, server, refusal, shape, log):
                 row["met"] = row["asked"] and row["of_best"] >= row["target"] > 0
                 rows.append(row)
                 word = ("not sent" if not row["asked"] else "met" if row["met"] else
-                        "missed" if row["target"] > 0 else "refusals take all")
+                        "missed" if row["target"] > 0 else "refusals take all time")
                 cells.append(f"{row['of_best']:.0%} ({word}: {row['target']:.0%}), "
                              f"{row['refused_per_s']:.0f}/s, {row['late_per_s']:.0f}/s")
             name = "open" if kind == "rate" else "closed"
@@ -201,21 +201,21 @@ def measure(loads, server, refusal, shape, log):
                 + " | ".join(cells) + " |")
     unsent = sum(not row["asked"] for row in rows)
     log(f"{sum(row['met'] for row in rows)} of {len(rows)} reach their target; for {unsent}, the "
-        "client could not send what was to be asked for")
+        "client could not send the intended load")
     return {"shape": shape, "alone_ms": alone_ms, "best_per_s": best, "callers": callers,
             "refusal_cpu_s": refusal, "rows": rows}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--dist", default="dist", help="where attend-server and attend-client are")
+    parser.add_argument("--dist", default="dist", help="folder of attend-server, attend-client")
     parser.add_argument("--device", default="cpu", help="as attend-server's")
     parser.add_argument("--shape", action="append", help=f"default: {SHAPES}")
     parser.add_argument("--transport", default="auto", help="as attend-client load's; or shm")
-    parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=3, help="seconds per measurement")
     parser.add_argument("--connections", type=int, default=2)
     parser.add_argument("--server-flag", action="append", default=[], help="one more, as --lanes=1")
-    parser.add_argument("--json", help="writes the figures there")
+    parser.add_argument("--json", help="file for the figures")
     options = parser.parse_args()
     processors = sorted(os.sched_getaffinity(0))
     half = (len(processors) + 1) // 2

@@ -32,7 +32,7 @@ def parsed():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--mib", type=int, default=96, help="K and V together")
-    parser.add_argument("--turns", type=int, default=5, help="of each client")
+    parser.add_argument("--turns", type=int, default=5, help="turns per client")
     parser.add_argument("--seconds", type=float, default=2.0, help="of a turn")
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--ratio-max", type=float, default=1.3)

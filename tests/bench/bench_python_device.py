@@ -29,7 +29,7 @@ def parsed():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--server", required=True)
     parser.add_argument("--client", required=True)
-    parser.add_argument("--turns", type=int, default=5, help="of each way")
+    parser.add_argument("--turns", type=int, default=5, help="turns per variant")
     parser.add_argument("--seconds", type=float, default=1.0, help="of a turn")
     return parser.parse_args()
 
@@ -81,7 +81,7 @@ def main():
         attend_kernels.attention(q, k, v)
         torch.cuda.synchronize()
 
-    ways = {"Python, client.empty, a stream of its own": on_a_stream,
+    ways = {"Python, client.empty, a separate stream": on_a_stream,
             "Python, client.empty, the default stream": lambda: by("auto", there),
             "Python, CUDA IPC": lambda: by("auto"), "Python, in chunks": lambda: by("chunked"),
             "in this process": here}

@@ -166,7 +166,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--only", choices=("padded", "ways", "decode", "draft"))
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each table")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds per table")
     options = parser.parse_args()
     os.environ["ATTEND_BUILD_DIR"] = str(options.build)
     import harness

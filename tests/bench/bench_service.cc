@@ -71,7 +71,7 @@ void AddFlags(CLI::App& app, Run& run) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--seconds", options.seconds,
-                 "Seconds of each contestant in each round; half as long before it is not counted")
+                 "Seconds per contestant and round, after a warm-up of half as long")
       ->check(CLI::Range(0.001, 3600.0))
       ->capture_default_str();
   app.add_flag("--quick", options.quick,
@@ -93,9 +93,8 @@ void AddFlags(CLI::App& app, Run& run) {
   app.add_option("--seed", options.seed, "Seed of the inputs (default: a fresh one)");
   app.add_option("--python", options.python, "Interpreter of the Python rival")
       ->capture_default_str();
-  app.add_option(
-      "--python-server", options.python_server,
-      "Path of python_server.py (default: looked for beside the sources and this program)");
+  app.add_option("--python-server", options.python_server,
+                 "Path of python_server.py (default: next to the sources or this program)");
   app.add_option("--json", run.json, "Also write the figures, with every round, to this file");
 }
 
@@ -123,7 +122,7 @@ int Measure(const Run& run, const std::vector<const Row*>& rows) {
   Bench bench(run.options);
   for (const Row* row : rows) row->run(bench);
   if (bench.figures().empty()) {
-    std::fprintf(stderr, "bench_service: no cell of these rows has what --cells asks for\n");
+    std::fprintf(stderr, "bench_service: no cell of these rows matches --cells\n");
     return 2;
   }
   std::printf("%s\n\n%s", MachineText(machine).c_str(), MarkdownTable(bench.figures()).c_str());
@@ -144,8 +143,8 @@ int Main(int argc, char** argv) {
   run.options.python = "python3";
   run.options.seed = test::FreshSeed();
   CLI::App app{
-      "The service's figures, each against its rival in the same run. Exit code 1 if one "
-      "could not be taken, 0 however they are."};
+      "Measures the service against its rivals in the same run. Exit code 1 if a figure "
+      "could not be measured, otherwise 0, even if targets are missed."};
   AddFlags(app, run);
   CLI11_PARSE(app, argc, argv);
   if (run.list) {
@@ -166,7 +165,7 @@ int Main(int argc, char** argv) {
   if (run.options.python_server.empty()) run.options.python_server = FindPythonServer();
   std::vector<const Row*> rows;
   if (!PickRows(run.rows, rows)) {
-    std::fprintf(stderr, "bench_service: --rows names what --list does not\n");
+    std::fprintf(stderr, "bench_service: --rows names a row that --list does not print\n");
     return 2;
   }
   TuneAllocatorAndBlocks();

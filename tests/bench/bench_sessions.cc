@@ -175,7 +175,7 @@ class Bench {
 
     std::vector<std::pair<const char*, const std::vector<Rate>*>> Rows() const {
       return {{"steps", &steps},
-              {"the same as whole requests", &wholes},
+              {"steps as whole requests", &wholes},
               {"echo of a step's bytes", &echoes},
               {"steps of one client alone", &alone},
               {"its echo", &echo_alone}};
@@ -204,7 +204,7 @@ class Bench {
       const AttentionResult whole = Take(client_->Call(sequence->Whole()), "a whole request");
       if (step.o.bytes != whole.o.bytes || std::memcmp(step.o.data.get(), whole.o.data.get(),
                                                        static_cast<size_t>(step.o.bytes)) != 0) {
-        Fail("a step's answer is not the whole request's");
+        Fail("the answer of a step differs from that of the whole request");
       }
     }
   }
@@ -271,7 +271,7 @@ class Bench {
       own_bytes = std::max(own_bytes, info.bytes() - info.shared_bytes());
     }
     std::printf(
-        "fork of %lld tokens: p50 %.0f us, worst %.0f us of 30; at most %lld bytes its own\n",
+        "fork of %lld tokens: p50 %.0f us, max %.0f us of 30; at most %lld bytes not shared\n",
         Int(settings.context), Median(times), *std::max_element(times.begin(), times.end()),
         Int(own_bytes));
     return {{"tokens", settings.context}, {"us", times}, {"own_bytes_max", own_bytes}};
@@ -355,9 +355,9 @@ int Main(int argc, char** argv) {
   app.add_option("--seconds", s.seconds, "Seconds of each measurement")->capture_default_str();
   app.add_option("--rounds", s.rounds, "Measurements of each kind")->capture_default_str();
   app.add_option("--threads", s.threads, "Threads of the CPU device")->capture_default_str();
-  app.add_option("--fork-tokens", s.fork_tokens, "Tokens that are forked")->capture_default_str();
+  app.add_option("--fork-tokens", s.fork_tokens, "Tokens of a fork")->capture_default_str();
   app.add_option("--session-memory", s.session_memory, "The server's flag")->capture_default_str();
-  app.add_flag("--streams", s.streams, "Send each client's steps on a stream of its own");
+  app.add_flag("--streams", s.streams, "Send each client's steps on a separate stream");
   app.add_option("--json", s.json, "Also write the figures, with every round, to this file");
   CLI11_PARSE(app, argc, argv);
   Bench(s).Run();

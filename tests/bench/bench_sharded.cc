@@ -352,25 +352,26 @@ class Bench {
 
 int Main(int argc, char** argv) {
   Settings s;
-  CLI::App app("Measures one sequence over several servers beside one server");
+  CLI::App app("Compares one sequence sharded over several servers with one server");
   app.add_option("--device", s.device, "cpu or cuda")->capture_default_str();
-  app.add_option("--servers", s.servers, "How many servers, 1 first")
+  app.add_option("--servers", s.servers, "Numbers of servers, 1 first")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--contexts", s.contexts, "Tokens that steps of one token see")
+  app.add_option("--contexts", s.contexts, "Context lengths of single-token steps")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--prompts", s.prompts, "Tokens of prompts that come at once")
+  app.add_option("--prompts", s.prompts, "Lengths of prompts, each sent in one call")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--heads-q", s.heads_q, "Query heads")->capture_default_str();
   app.add_option("--heads-kv", s.heads_kv, "KV heads")->capture_default_str();
   app.add_option("--dim", s.dim, "Head dim")->capture_default_str();
   app.add_option("--seconds", s.seconds, "Seconds of each round of steps")->capture_default_str();
-  app.add_option("--rounds", s.rounds, "Rounds, whose median counts")->capture_default_str();
+  app.add_option("--rounds", s.rounds, "Rounds; medians are reported")->capture_default_str();
   app.add_option("--threads", s.threads, "Threads of each server's CPU device")
       ->capture_default_str();
-  app.add_option("--session-memory", s.session_memory, "The servers' flag")->capture_default_str();
+  app.add_option("--session-memory", s.session_memory, "--session-memory of each server")
+      ->capture_default_str();
   app.add_option("--json", s.json, "Also write the figures to this file");
   CLI11_PARSE(app, argc, argv);
   Bench(s).Run();

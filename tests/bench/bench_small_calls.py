@@ -146,12 +146,12 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path,
                         default=pathlib.Path(os.environ.get("ATTEND_BIN_DIR") or ROOT / "dist/bin"),
                         help="folder of attend-server")
-    parser.add_argument("--seconds", type=float, default=10, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=10, help="seconds per measurement")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--in-flight", type=int, default=1000)
     parser.add_argument("--method", default="ListSessions")
     parser.add_argument("--sessions", type=int, default=650)
-    parser.add_argument("--layers", type=int, default=512, help="of each session")
+    parser.add_argument("--layers", type=int, default=512, help="layers per session")
     parser.add_argument("--server-flag", action="append", default=[])
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()

@@ -39,27 +39,27 @@ def arguments(words=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"],
-                        help="default: cuda if PyTorch shows a GPU")
+                        help="default: cuda if PyTorch finds a GPU")
     parser.add_argument("--library", help="libattend_kernels.so (default: as attend_kernels does)")
     parser.add_argument("--out", default=".", help="folder for the JSON, the Markdown, the figures")
     parser.add_argument("--draw", nargs="+", help="write tables and figures of a JSON file again, "
                         "or of several of one device with different "
                         "parts")
     parser.add_argument("--quick", action="store_true", help="few lengths")
-    parser.add_argument("--parts", default=",".join(PARTS), help="on a GPU: some of " +
+    parser.add_argument("--parts", default=",".join(PARTS), help="on a GPU: any of " +
                         ", ".join(PARTS))
     parser.add_argument("--filter", default="", help="on a GPU: cells whose name contains this")
-    parser.add_argument("--seed", type=int, help="of the inputs (default: a fresh one)")
+    parser.add_argument("--seed", type=int, help="seed of the inputs (default: a fresh one)")
     gpu = parser.add_argument_group("times on a GPU")
-    gpu.add_argument("--rounds", type=int, default=7, help="most rounds for each contender")
-    gpu.add_argument("--round-ms", type=float, default=2.0, help="of the calls of one round")
+    gpu.add_argument("--rounds", type=int, default=7, help="maximal rounds per contender")
+    gpu.add_argument("--round-ms", type=float, default=2.0, help="milliseconds of calls per round")
     gpu.add_argument("--seconds-per-cell", type=float, default=1.0, help="of timing, at most")
     cpu = parser.add_argument_group("times on a CPU")
     cpu.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    cpu.add_argument("--lengths", type=int, nargs="+", help="instead of 512 to 4096")
-    cpu.add_argument("--seconds", type=float, default=1.5, help="of each race")
-    cpu.add_argument("--turns-min", type=int, default=3, help="of each race")
-    cpu.add_argument("--no-amx-rows", action="store_true", help="leave out the race with AMX")
+    cpu.add_argument("--lengths", type=int, nargs="+", help="lengths (default: 512 to 4096)")
+    cpu.add_argument("--seconds", type=float, default=1.5, help="seconds per race")
+    cpu.add_argument("--turns-min", type=int, default=3, help="minimal turns per race")
+    cpu.add_argument("--no-amx-rows", action="store_true", help="omit the race with AMX")
     cpu.add_argument("--amx", action="store_true", help=argparse.SUPPRESS)  # that race itself
     options = parser.parse_args(words)
     options.parts = options.parts.split(",")
@@ -130,7 +130,7 @@ def measure_cpu(options, report):
 
     import compare_standard_cpu as cpu
     torch.set_num_threads(options.threads)
-    how = "AMX is as the machine has it" if options.amx else "AMX is off by " + " and ".join(
+    how = "AMX is used if the machine has it" if options.amx else "AMX is off by " + " and ".join(
         f"{name}={value}" for name, value in cpu.NO_AMX.items())
     rates = {dtype: cpu.matmul_gflops(dtype) for dtype in ("float32", "bfloat16")}
     report.update(
@@ -206,7 +206,7 @@ def main():
     import torch
     kind = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if kind == "cpu" and options.device is None:
-        print("no GPU is visible: name --device cpu", file=sys.stderr)
+        print("no GPU was found; use --device cpu", file=sys.stderr)
         return 2
     seed = torch.seed() % 2**32 if options.seed is None else options.seed
     torch.manual_seed(seed)

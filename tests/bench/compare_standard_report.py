@@ -132,17 +132,17 @@ def _amx_table(rows, plain):
 def markdown(report):
     lines = [f"# Attention and standard attention on {report['device']}", "",
              f"{report['versions']}. Seed {report['seed']}. Milliseconds, medians of interleaved "
-             f"rounds; ± where half the distance between quartiles is above 5 %. Everybody is "
+             f"rounds; ± where half the distance between quartiles is above 5 %. All are "
              f"checked against float64 first. {report.get('remarks', '')}".rstrip(), ""]
     if report.get("times"):
         lines += _times_tables(report["times"])
-        lines += ["### Differences from float64, the worst of all lengths and masks", "",
+        lines += ["### Largest differences from float64 over all lengths and masks", "",
                   _error_table(report["times"]), ""]
     if report.get("amx"):
         lines += ["### With AMX, for information", "", _amx_table(report["amx"], report["times"]),
                   ""]
     if report.get("memory"):
-        lines += ["### Peak memory: B1 H16 D128 fp16, inputs and outputs among it", "",
+        lines += ["### Peak memory: B1 H16 D128 fp16, including inputs and outputs", "",
                   _memory_table(report["memory"]), ""]
     if report.get("batches"):
         lines += [f"### The largest batch in {standard.LIMIT_BYTES // GIB} GiB", "",
@@ -171,7 +171,7 @@ def summary(report):
                 lines.append(f"{key}: {name} takes {min(ratios):.2f} to {max(ratios):.2f} times "
                              f"ours, in {len(ratios)} cells")
     lines += [f"FAILED {fault}" for fault in faults(report)]
-    lines += [f"WRONG, but not ours: {wrong}" for wrong in wrong_rivals(report)]
+    lines += [f"WRONG answers of rivals: {wrong}" for wrong in wrong_rivals(report)]
     return "\n".join(lines)
 
 

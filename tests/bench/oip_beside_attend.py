@@ -46,7 +46,7 @@ def messages(shape):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=10, help="of each size")
+    parser.add_argument("--seconds", type=float, default=10, help="seconds per size")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         wire.generate(folder)

@@ -55,7 +55,7 @@ class Attention:
         if request.layout not in (0, BHLD):
             unknown.append("layout")
         if unknown:
-            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{unknown[0]} is not for this server")
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{unknown[0]} is not supported here")
         q, k, v = (self.tensor(declared, data) for declared, data in
                    zip((request.q, request.k, request.v), request.raw))
         if q.shape[1] != k.shape[1]:

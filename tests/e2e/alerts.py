@@ -56,8 +56,9 @@ def log_lines(section):
 
 
 class Relay:
-    """What Prometheus scrapes: each instance at a path of one port, from the server that it has at
-    the moment, if any. Prometheus itself takes five seconds to look at other targets."""
+    """Scrape targets for Prometheus: each instance is a path of one port, and leads to the server
+    currently assigned to it, if any. Prometheus itself takes five seconds to pick up new
+    targets."""
 
     def __init__(self):
         relay = self
@@ -72,7 +73,7 @@ class Relay:
         self.addresses, self.scrapes = {}, collections.Counter()
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        self.server.handle_error = lambda *_: None  # Prometheus has given a scrape up
+        self.server.handle_error = lambda *_: None  # Prometheus has given up on a scrape
         self.thread = threading.Thread(target=self.server.serve_forever)
         self.thread.start()
 
@@ -100,7 +101,7 @@ class Relay:
 
 
 class Prometheus:
-    """Debian's, with the shortened rules and these instances."""
+    """Debian's Prometheus with the shortened rules and these instances."""
 
     def __init__(self, folder, instances):
         self.folder = folder
@@ -122,8 +123,8 @@ class Prometheus:
                  f"--web.listen-address=127.0.0.1:{self.port}"], stdout=log, stderr=log)
 
     def watch(self, instance, server):
-        """The instance is this server from now on. Returns after two scrapes, as Prometheus may
-        have given up the first one."""
+        """Makes the instance lead to this server from now on. Returns after two scrapes, as
+        Prometheus may have given up on the first one."""
         address = server.metrics_address
         before = self.relay.scrapes[address]
         self.relay.addresses[instance] = address

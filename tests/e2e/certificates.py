@@ -19,7 +19,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 
 
 class Authority:
-    """A folder of deploy/make-test-ca: files, and certificates beyond those it makes."""
+    """A folder made by deploy/make-test-ca: its files, and further certificates."""
 
     def __init__(self, folder, clients="client other"):
         self.folder = pathlib.Path(folder)
@@ -28,7 +28,8 @@ class Authority:
                        env=clean_env(ATTEND_TEST_CLIENTS=clients))
 
     def __getattr__(self, name):
-        """ca, server, crl and so on: the path of that .pem; server_key and so on: of its key."""
+        """ca, server, crl and so on: the path of that .pem; server_key and so on: the path of its
+        key."""
         if name.startswith("_"):
             raise AttributeError(name)
         path = self.folder / (f"{name.removesuffix('_key')}.key" if name.endswith("_key")
@@ -43,8 +44,8 @@ class Authority:
 
     def issue(self, name, days=30, usage="clientAuth", names="DNS:localhost,IP:127.0.0.1",
               key=("EC", "ec_paramgen_curve:P-256")):
-        """A certificate with a key of its own; one of -1 days has expired. `names`: the alternative
-        ones, and `key`: its algorithm, as openssl has them."""
+        """A certificate with its own key; one with -1 days has expired. `names`: the alternative
+        names, and `key`: the key's algorithm, both in openssl's syntax."""
         algorithm, option = key
         self.issued += 1
         extensions = self.folder / f"{name}.ext"
@@ -61,7 +62,7 @@ class Authority:
         return getattr(self, name), getattr(self, f"{name}_key")
 
     def revoke(self, name, path):
-        """Puts a list at `path` that has this certificate alone."""
+        """Writes a revocation list with this certificate alone to `path`."""
         (self.folder / "ca.conf").write_text(
             "[ca]\ndefault_ca=list\n[list]\ndatabase=index.txt\ncrlnumber=crlnumber\n"
             "default_md=sha256\ndefault_crl_days=30\n")
@@ -89,8 +90,8 @@ class Authority:
         return grpc.secure_channel(address, credentials, **options)
 
     def context(self, client=None, shown_by=None):
-        """For Python's sockets; `client`: the name of its certificate, of `shown_by` if that is
-        another authority."""
+        """A context for Python's sockets; `client`: the name of its certificate, issued by
+        `shown_by` if that is another authority."""
         context = ssl.create_default_context(cafile=self.ca)
         context.set_alpn_protocols(["h2"])
         if client is not None:
@@ -120,8 +121,8 @@ def greet(address, context):
 
 @contextlib.contextmanager
 def s_server(cert, key):
-    """openssl's server with a certificate that attend-server would not start with. Yields its
-    address."""
+    """A server run by openssl with a certificate that attend-server would refuse to start with.
+    Yields its address."""
     port = free_port()
     command = ["openssl", "s_server", "-accept", f"127.0.0.1:{port}", "-cert", cert, "-key", key,
                "-alpn", "h2", "-quiet"]

@@ -21,7 +21,7 @@ import wire  # noqa: E402
 
 harness.use_packages()
 harness.take_interrupts()
-# They start first, so that no worker of pytest-xdist is left with one of them at the end.
+# They start first, so that no worker of pytest-xdist ends with one of them alone.
 SLOWEST = ("test_operate", "test_lifecycle", "test_readme", "test_hostile_strangers",
            "test_hostile_messages", "test_client", "test_metrics_access", "test_load_reports")
 
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session", autouse=True)
 def stubs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stubs")
-    if "attend" in sys.modules:  # which has looked for its parts already
+    if "attend" in sys.modules:  # it has already looked up its parts
         sys.modules["attend"].__path__.append(str(folder / "attend"))
     wire.generate(folder)
 
@@ -63,7 +63,7 @@ def sessions_server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared_server(tmp_path_factory, libraries, request):
-    """A module's own: with shared memory, and the flags in its SERVER_FLAGS."""
+    """One for a module: with shared memory, and the flags in its SERVER_FLAGS."""
     folder = tmp_path_factory.mktemp("shared")
     running = harness.Server(folder, "--shared-memory", "--shared-memory-socket", folder / "s.sock",
                              *getattr(request.module, "SERVER_FLAGS", ()))
@@ -74,7 +74,7 @@ def shared_server(tmp_path_factory, libraries, request):
 
 @pytest.fixture
 def client(shared_server):
-    """The Python library's, of that server."""
+    """The Python library's client of that server."""
     with importlib.import_module("attend").Client(shared_server.address, timeout=60) as made:
         yield made
 
@@ -108,13 +108,13 @@ def ca(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory):
-    """An authority that the server does not know; it makes the same names."""
+    """An authority that the server does not know; it issues the same names."""
     return certificates.Authority(tmp_path_factory.mktemp("foreign"))
 
 
 @pytest.fixture(scope="session")
 def libraries():
-    """Of the build under test, unless the caller names others."""
+    """The libraries of the build under test, unless the caller names others."""
     if missing := harness.use_libraries():
         pytest.skip(f"there is no {' or '.join(missing)}")
 

@@ -13,7 +13,7 @@ import threading
 
 import grpc
 
-PASSED_BYTES = 4 << 20  # of the upload or the answer
+PASSED_BYTES = 4 << 20  # of the upload or of the answer
 CHUNK_BYTES = 256 << 10
 
 

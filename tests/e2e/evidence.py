@@ -19,7 +19,7 @@ SEEN = {
     "a_caller_has_no_token": Seen("caller refused", 'peer=.*code="UNAUTHENTICATED"',
                                   "attend_rejected_requests_total", {"reason": "no_credentials"}),
     "a_device_is_lost": Seen("device lost", "cpu", "attend_device_healthy", {}),
-    # Such devices are only counted here, not searched for, so there is no line.
+    # Such devices are only counted here, not probed, so there is no log line.
     "a_gpu_is_left_out": Seen(None, "", "attend_devices_left_out", {}),
     "answers_are_wrong": Seen("reference check failed", 'transport="inline"',
                               "attend_reference_checks_total",

@@ -43,7 +43,7 @@ class Dns:
             self._socket.sendto(self._answer(query), peer)
 
     def _answer(self, query):
-        end = query.index(0, 12) + 5  # of the question: its name, type and class
+        end = query.index(0, 12) + 5  # of the query: its name, type and class
         kind = struct.unpack("!H", query[end - 4:end - 2])[0]
         addresses = self._addresses if kind == 1 else []  # A
         records = b"".join(struct.pack("!HHHIH", 0xC00C, 1, 1, 0, 4) + each for each in addresses)
@@ -53,7 +53,7 @@ class Dns:
 
 class Load:
     """`attend-client load` in the background, with small calls. The phase before the measurement
-    leaves it `warmup` seconds to connect to all servers. `enter`: called first in its process."""
+    gives it `warmup` seconds to connect to all servers. `enter`: called first in its process."""
 
     def __init__(self, folder, server, *args, shape="B1,H1,L16,D64", warmup=0, enter=None):
         self.json = folder / "load.json"

@@ -10,7 +10,7 @@ NAMES = ("d_q", "d_k", "d_v", "d_bias", "d_sinks")
 
 
 def _one_head(case, b, h, d_o, d_lse, real, round_to_dtype):
-    """dQ, dK, dV, dBias of one sequence and query head, whole lengths, and its dSink."""
+    """dQ, dK, dV and dBias of one sequence and query head at full length, and its dSink."""
     q_len = case.q.shape[2] if case.q_lengths is None else case.q_lengths[b]
     k_len = case.k.shape[2] if case.kv_lengths is None else case.kv_lengths[b]
     kv = h // (case.q.shape[1] // case.k.shape[1])

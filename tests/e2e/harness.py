@@ -62,7 +62,7 @@ def use_packages():
 
 
 def take_interrupts():
-    """A shell ignores interrupts for processes that it starts in the background; so would all
+    """A shell ignores interrupts for processes that it starts in the background, and so would all
     children of this one."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -110,7 +110,7 @@ def wait_for(what, condition, seconds=10):
 
 def free_port():
     """A port below the ephemeral range, among 1000 reserved for this worker of pytest-xdist: no
-    other process gets it before it is used, or between a server and the next."""
+    other process gets it before it is used, or between a server and its successor."""
     first = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
     while True:
@@ -127,7 +127,7 @@ def clean_env(**more):
 
 
 class ServerEnded(AssertionError):
-    """A server that did not start."""
+    """A server failed to start."""
 
     def __init__(self, code, log):
         super().__init__(f"the server ended at once, with {code}:\n{log}")
@@ -136,10 +136,10 @@ class ServerEnded(AssertionError):
 
 class Server:
     """One attend-server process on free loopback ports, ready when the constructor returns.
-    `limits`: what resource.setrlimit sets for it, as {which: (soft, hard)}. `enter`: what its
-    process calls before it becomes the server. `program`: another one with the same flags.
-    `stderr`: a descriptor for the log, instead of the file that log() reads. `core_dumps`: tests
-    that are not root's can read its memory maps and descriptors."""
+    `limits`: passed to resource.setrlimit, as {which: (soft, hard)}. `enter`: called in the process
+    before it becomes the server. `program`: another program with the same flags. `stderr`: a
+    descriptor for the log, instead of the file that log() reads. `core_dumps`: lets tests that do
+    not run as root read its memory maps and descriptors."""
 
     def __init__(self, folder, *args, listen="127.0.0.1:0", metrics="127.0.0.1:0", env=None,
                  limits=None, enter=None, program=None, stderr=None,
@@ -186,7 +186,7 @@ class Server:
         return self.log_path.read_text(errors="replace")
 
     def _log_is_written(self):
-        """Whether the threads that write lines sleep. One that has a line is woken at once."""
+        """Whether the threads that write lines sleep. A thread that has a line is woken at once."""
         states = []
         for stat in pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/stat"):
             with contextlib.suppress(OSError):  # it has ended
@@ -239,7 +239,7 @@ class Server:
             return answer.read().decode()
 
     def metric(self, name, **labels):
-        """Sum of the family's series that carry these labels; None if there is none."""
+        """Sum of the family's series that have these labels; None if there is none."""
         values = []
         for line in self.metrics_text().splitlines():
             match = re.match(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", line)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools of a hostile client, and proof that it has kept nothing: raw sockets and HTTP/2 frames, a
-server with small limits, and readings of its process."""
+"""Tools of a hostile client, and checks that it has left nothing behind: raw sockets and HTTP/2
+frames, a server with small limits, and readings of its process."""
 
 import collections
 import contextlib
@@ -14,7 +14,7 @@ import time
 import harness
 import wire
 
-# Small enough that an attack of a few megabytes shows.
+# Small enough that an attack of a few megabytes is visible.
 SMALL_LIMITS = ("--memory-budget", "64MiB", "--max-request-bytes", "16MiB", "--cpu-threads", "2",
                 "--stream-requests-max", "4")
 
@@ -52,11 +52,11 @@ def threads(server):
 
 
 def thread_names(server):
-    """How many threads have each name."""
+    """The number of threads with each name."""
     names = collections.Counter()
     with server.alive():
         for each in os.listdir(f"/proc/{server.process.pid}/task"):
-            with contextlib.suppress(FileNotFoundError):  # it has ended since
+            with contextlib.suppress(FileNotFoundError):  # it has ended in the meantime
                 names[server.proc(f"task/{each}/comm").strip()] += 1
     return names
 
@@ -92,7 +92,7 @@ def leaves_nothing(server, seconds=30):
 
 @contextlib.contextmanager
 def leaves_nothing_of(server, assert_serves, seconds=30):
-    """The same where assert_serves() checks whether the server serves."""
+    """Like assert_recovers(), but assert_serves() checks whether the server serves."""
     assert_serves()  # created once, at the first call
     before = descriptors(server)
     yield
@@ -119,7 +119,7 @@ def open_socket(address, seconds=10, source=None):
 
 @contextlib.contextmanager
 def idle_sockets(address, number):
-    """This many sockets, connected as far as the kernel is concerned, that never send anything."""
+    """This many sockets that the kernel has connected and that never send anything."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(open_socket(address)) for _ in range(number)]
 
@@ -146,7 +146,7 @@ def shape_request(batch, heads, rows, keys, dim, dim_v, dtype="float16"):
 
 
 def unread_request():
-    """24 KiB that ask for 6 MiB: one key, rows of one element in and 256 out."""
+    """24 KiB that ask for an answer of 6 MiB: one key, rows of one element in and 256 out."""
     return shape_request(1, 1, 6144, 1, 1, 256, "float32").SerializeToString()
 
 
@@ -174,12 +174,12 @@ def frame(kind, flags, stream, payload):
 
 
 def grpc_message(payload, declared=None):
-    """A gRPC message, which declares that many bytes (None: what it has)."""
+    """A gRPC message that declares this many bytes (None: its actual length)."""
     return b"\0" + (len(payload) if declared is None else declared).to_bytes(4, "big") + payload
 
 
 def messages(data):
-    """The gRPC messages in a stream's bytes, which end with a whole one."""
+    """The gRPC messages in a stream's bytes, which end with a complete one."""
     found = []
     while data:
         size = 5 + int.from_bytes(data[1:5], "big")
@@ -196,13 +196,25 @@ def call_headers(path, *more):
         (b"te", b"trailers"), *more))
 
 
-# How a connection begins.
+# The first bytes of a connection.
 HELLO = PREFACE + frame(SETTINGS, 0, 0, b"")
+
+
+def admitted(connection):
+    """True once the server has acknowledged the client's settings, so that its connection no longer
+    makes room for others; false if it closed."""
+    came = b""
+    while frame(SETTINGS, ACK, 0, b"") not in came:
+        more = connection.recv(1 << 16)
+        if not more:
+            return False
+        came += more
+    return True
 
 
 class Http2:
     """One connection, frame by frame. `window`: bytes that the server may send on a stream before
-    grant() allows more. `connected`: the socket, if there is one."""
+    grant() allows more. `connected`: the socket to use, if any."""
 
     def __init__(self, address, window=65535, seconds=10, source=None, connected=None):
         self.socket = connected or open_socket(address, seconds, source)
@@ -255,7 +267,7 @@ class Http2:
         self.send(RST_STREAM, 0, stream, code.to_bytes(4, "big"))
 
     def grant(self, stream, number):
-        """Lets the server send that many bytes more; stream 0: on the connection."""
+        """Lets the server send that many further bytes; stream 0: on the connection."""
         self.send(WINDOW_UPDATE, 0, stream, number.to_bytes(4, "big"))
 
     def _read(self, number):
@@ -358,7 +370,7 @@ class Sender(Http2):
         return True
 
     def window(self, stream):
-        """The bytes that may be sent on it; negative if the server has revoked some of them."""
+        """The bytes that it may send; negative if the server has revoked some of them."""
         return self._windows[stream]
 
     def takes(self, number):
@@ -366,7 +378,7 @@ class Sender(Http2):
         return min(self._windows[0], self._windows[self.stream]) >= number
 
     def read_for(self, seconds):
-        """Reads what the server sends meanwhile. False once the server accepts no more."""
+        """Reads what the server has sent in the meantime. False once the server accepts no more."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             came = self._rest or select.select([self.socket], [], [], left)[0]

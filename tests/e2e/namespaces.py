@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts on one machine: network namespaces, each with a link to the first, which can be cut."""
+"""Several hosts on one machine: network namespaces, each with a link to the first, which can be
+cut."""
 
 import concurrent.futures
 import ctypes
@@ -22,7 +23,7 @@ def _run(*command):
 
 
 def missing():
-    """Why this process cannot create any; None: it can."""
+    """The reason why this process cannot create namespaces; None if it can."""
     if os.geteuid() != 0 or not shutil.which("ip"):
         return "not root, or no ip"
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
@@ -34,9 +35,9 @@ def missing():
 
 
 class Hosts:
-    """The calling thread's host, for as long as the thread lives, and `number` clients' sides of
-    links to it, all on one other host. The thread's host is 10.9.1.1, 10.9.2.1, ... there. What
-    the thread starts runs on its host, or on the other one if it calls enter() first."""
+    """The calling thread's host, for as long as the thread lives, and `number` links to it from one
+    other host, the clients'. There, the thread's host is 10.9.1.1, 10.9.2.1, ... Programs that the
+    thread starts run on its host, or on the other one if it calls enter() first."""
 
     def __init__(self, number):
         self._open = []
@@ -44,7 +45,7 @@ class Hosts:
         try:
             self._enter(here)
             for link in range(1, number + 1):
-                # Only the first name stays here.
+                # Only the first name stays in this namespace.
                 _run(*f"ip link add near{link} type veth peer name far{link}".split(), "netns",
                      f"/proc/{os.getpid()}/fd/{self._other}")
                 self._up(f"near{link}", f"10.9.{link}.1/24")
@@ -72,12 +73,12 @@ class Hosts:
         _run("ip", "link", "set", name, "up")
 
     def enter(self):
-        """Moves the calling thread, or process, to the other host."""
+        """Moves the calling thread or process to the other host."""
         self._enter(self._other)
 
     @staticmethod
     def cut(link):
-        """Packets of this link are dropped from now on, silently."""
+        """Silently drops packets of this link from now on."""
         _run("ip", "link", "set", f"near{link}", "down")
 
     @staticmethod

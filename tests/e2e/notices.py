@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a NOTICES file must have (deploy/notices)."""
+"""The required contents of a NOTICES file (deploy/notices)."""
 
 import re
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A collector of OTLP for the tests: a gRPC service that reads spans from their bytes, by the field
-numbers of opentelemetry.proto and without its classes."""
+"""A collector of OTLP for the tests: a gRPC service that reads spans from their bytes by the field
+numbers of opentelemetry.proto, without generated classes."""
 
 import collections
 import struct
@@ -15,7 +15,7 @@ Span = collections.namedtuple(
 
 
 def fields(data):
-    """(number, value) of a message: integers of varints and fixed sizes, bytes of the rest."""
+    """(number, value) of a message: integers for varints and fixed sizes, bytes otherwise."""
     at = 0
 
     def varint():
@@ -93,7 +93,8 @@ def read_request(data):
 
 
 class Collector:
-    """Serves on 127.0.0.1 until stop(). `answer(request bytes, context)` returns the response's."""
+    """Serves on 127.0.0.1 until stop(). `answer(request bytes, context)` returns the response's
+    bytes."""
 
     def __init__(self, answer=lambda request, context: b"", credentials=None):
         self.requests = []

@@ -22,7 +22,7 @@ class Mask:
 
 @dataclasses.dataclass
 class Case:
-    """One attention without its arrays' layout."""
+    """One attention, independent of its arrays' layout."""
 
     q: np.ndarray
     k: np.ndarray
@@ -81,7 +81,8 @@ def _visible(mask, q_len, k_len):
 
 
 def factors_of(case, b, h, weights):
-    """What dropout multiplies the weights of one sequence and head by, in their type."""
+    """The factors by which dropout multiplies the weights of one sequence and head, in their
+    type."""
     rows, keys = weights.shape
     return case.kept[b, h, :rows, :keys].astype(weights.dtype)
 

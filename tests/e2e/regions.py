@@ -44,7 +44,7 @@ class Region:
         return wire.pb.SharedMemory(region=self.token, offset=offset)
 
     def take(self, request):
-        """Moves the request's tensors into the region, and lets O and LSE be written behind."""
+        """Moves the request's tensors into the region, and has O and LSE written behind them."""
         offset = 0
         names = ("q", "k", "v", "bias")[:len(request.raw)]
         for name, raw in zip(names, request.raw):
@@ -65,6 +65,6 @@ class Region:
         return self.memory[begin:begin + tensor.byte_length]
 
     def close(self):
-        """In this process."""
+        """Within this process."""
         self.memory.close()
         os.close(self.file)

@@ -13,7 +13,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets
 
 
 class _Connection:
-    """Both halves of one connection."""
+    """The two halves of one connection."""
 
     def __init__(self, client, server):
         self.writers = [client, server]  # to the client, to the server
@@ -28,9 +28,8 @@ class _Connection:
 
 
 class Relay:
-    """Listens on `address`, a port of 127.0.0.1, and passes bytes on to the server's
-    HOST:PORT or unix:PATH. Its faults hold for all connections, from whatever thread they are
-    set."""
+    """Listens on `address`, a port of 127.0.0.1, and forwards bytes to the server's HOST:PORT or
+    unix:PATH. Its faults apply to all connections, from whichever thread they are set."""
 
     def __init__(self, server):
         self._server = server
@@ -60,11 +59,11 @@ class Relay:
     # The faults.
 
     def delay(self, seconds):
-        """Every piece, and the order stays; a random part of it, up to all."""
+        """Forwards a random part of each piece, up to all of it; all bytes arrive, in order."""
         self._delay = seconds
 
     def stall(self):
-        """Nothing passes, and nobody is told; connections are taken."""
+        """Forwards nothing and reports nothing; connections are accepted."""
         self._soon(self._passes.clear)
 
     def resume(self):
@@ -75,8 +74,8 @@ class Relay:
         self._soon(lambda: [each.reset() for each in list(self._connections)])
 
     def half_open(self):
-        """Clients are gone, and the server is not told: nothing comes from them any more. Until
-        forget()."""
+        """Simulates clients that are gone without the server being told: nothing arrives from them
+        any more, until forget()."""
         def leave():
             for each in self._connections:
                 for half in each.halves:
@@ -85,7 +84,7 @@ class Relay:
         self._soon(leave)
 
     def forget(self):
-        """What half_open() left."""
+        """Drops the connections of half_open()."""
         self.reset()
 
     def connections(self):

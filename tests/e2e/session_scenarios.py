@@ -11,7 +11,7 @@ import sessions
 
 
 def grow(server, tenant, rows, **fields):
-    """A new session of so many tokens, or a refusal."""
+    """A new session of this many tokens, or a refusal."""
     with sessions.client(server.address, tenant) as caller, \
             contextlib.suppress(grpc.RpcError):
         session = caller.create(**fields)

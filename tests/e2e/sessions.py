@@ -20,7 +20,7 @@ def client(address, tenant="a"):
 
 
 class Client:
-    """A tenant's calls."""
+    """The calls of one tenant."""
 
     def __init__(self, channel, tenant):
         self.attention = wire.stub.AttentionServiceStub(channel)
@@ -72,8 +72,8 @@ class Sequence:
 
 
 def step(random, sequences, new_rows, len_q, layout="BHLD", append_ids=None, **fields):
-    """A request that appends to all sequences and reads them, and the case that it computes; the
-    sequences grow."""
+    """A request that appends to all sequences and attends to them, and the case that it computes;
+    the sequences grow."""
     dtype = sequences[0].dtype
     batch = len(sequences)
     q = values(random, dtype, batch, HEADS, len_q, DIM)

@@ -12,7 +12,7 @@ import grpc
 
 import wire
 
-# Which scope each method asks for: "any" is any token's.
+# The scope that each method requires: "any" is satisfied by any token.
 SCOPES = {
     "attend.v1.AttentionService": {"GetServerInfo": "any", None: "compute"},
     "attend.v1.SessionService": {None: "sessions"},
@@ -30,7 +30,7 @@ SCOPES = {
 }
 
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-LIST_SERVICES = b"\x3a\x00"  # a request of its streams
+LIST_SERVICES = b"\x3a\x00"  # a request on its streams
 
 Method = collections.namedtuple("Method", "path scope")
 Answer = collections.namedtuple("Answer", "code message trailers")
@@ -73,12 +73,12 @@ def bearer(of, *more):
 
 
 def ask(channel, path, metadata=(), message=b""):
-    """The response to a call of any method, made as a stream of one message; on the wire all
-    are."""
+    """The response to a call of any method, made as a stream of one message; on the wire there is
+    no difference."""
     call = channel.stream_stream(path)(iter([message]), metadata=metadata, timeout=wire.SECONDS)
     try:
         for _ in call:
-            call.cancel()  # of a stream that stays open
+            call.cancel()  # for a stream that stays open
     except grpc.RpcError:
         pass
     trailers = sorted((key, value) for key, value in call.trailing_metadata() or ()
@@ -96,7 +96,7 @@ def refusal(call):
 
 
 class Stream:
-    """A stream of requests, by one caller, that asks one at a time."""
+    """One caller's stream of requests, sent one at a time."""
 
     def __init__(self, method, of=None):
         self.requests = queue.Queue()

@@ -11,9 +11,9 @@ import harness
 
 # Kinds of calls, in the library's order, and their default errors.
 KINDS = {
-    "allocate": errno.ENOMEM,    # malloc and the like, but gRPC's receive buffers
+    "allocate": errno.ENOMEM,  # malloc and the like, except gRPC's receive buffers
     "accept": errno.EMFILE,
-    "read": errno.ECONNRESET,    # recv and recvmsg too
+    "read": errno.ECONNRESET,  # recvmsg too
     "write": errno.ECONNRESET,   # send and sendmsg too
     "mmap": errno.ENOMEM,
     "open": errno.EMFILE,        # fopen and memfd_create too
@@ -25,11 +25,11 @@ KINDS = {
 _FRAMES, _FRAME_BYTES = 24, 160
 _CALLS = struct.Struct("<QQQQq")
 _CALLS_BYTES = _CALLS.size + _FRAMES * _FRAME_BYTES
-_HEAD = struct.Struct("<q")  # the clock's offset
+_HEAD = struct.Struct("<q")  # the offset of the clock
 
 
 def library():
-    """Of the build that is tested. What is installed has none."""
+    """The library of the build under test. Installed packages have none."""
     return harness.binary("attend-server").parents[1] / "tests/trials/failing_calls.so"
 
 
@@ -63,7 +63,7 @@ class SystemCalls:
         return self._get(kind, 3)
 
     def fail(self, kind, nth=1, count=1, error=None):
-        """The N-th call from now fails (1: the next), and as many as `count` says."""
+        """The N-th call from now (1: the next) fails, and as many after it as `count` says."""
         self.heal(kind)
         self._set(kind, 4, KINDS[kind] if error is None else error)
         first = self.made(kind) + nth
@@ -89,7 +89,7 @@ _names = {}
 
 
 def _name(frame):
-    """FUNCTION (FILE) of "FILE+0xOFFSET SYMBOL", where the file's symbols have one."""
+    """FUNCTION (FILE) of "FILE+0xOFFSET SYMBOL", if the file's symbols have one."""
     if frame not in _names:
         place, _, symbol = frame.partition(" ")
         path, _, offset = place.rpartition("+")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that attend-client reads and writes, beside NumPy's own."""
+"""The formats that attend-client reads and writes, besides NumPy's own."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The access log of a real server: a line for each call, whatever clients send and disks do."""
+"""The access log of a real server: one line for each call, whatever clients send and disks do."""
 
 import json
 import os
@@ -77,14 +77,14 @@ def test_a_full_disk_or_a_stuck_reader_loses_lines_but_no_call(start_server, tmp
     with wire.connect(slow.address) as service:
         answers = service.AttendStream(wire.small_request(length=1) for _ in range(1000))
         assert all(answer.status.code == 0 for answer in answers)
-    assert slow.stop() == 0  # nor does it delay the end
+    assert slow.stop() == 0  # nor does it delay the shutdown
     os.close(reader)
 
 
 def test_sighup_recreates_a_rotated_access_log(start_server, tmp_path):
     path = tmp_path / "access.log"
     server = start_server("--access-log", path, "--access-log-sample", "0")
-    wire.assert_serves(server.address)  # ordinary: no line
+    wire.assert_serves(server.address)  # an ordinary call: no line
     path.rename(tmp_path / "access.log.1")
     server.signal(signal.SIGHUP)
     harness.wait_for("a new file", path.exists)
@@ -96,7 +96,7 @@ def test_sighup_recreates_a_rotated_access_log(start_server, tmp_path):
 
 
 def test_refused_callers_are_logged_without_their_token(start_server, tmp_path):
-    """Over TLS the gate refuses by headers alone, and knows the peer by the server's own means."""
+    """Over TLS the gate refuses by headers alone, and the server itself knows the peer."""
     ca = certificates.Authority(tmp_path / "ca")
     path, known, unknown = tmp_path / "access.log", strangers.token(), strangers.token()
     (tmp_path / "tokens").write_text(strangers.line("me", known, "scopes=info"))
@@ -120,7 +120,7 @@ def test_refused_callers_are_logged_without_their_token(start_server, tmp_path):
     assert [line["code"] for line in said] == ["UNAUTHENTICATED"] * 4 + ["PERMISSION_DENIED"] * 2
     assert all(line["method"] == wire.ATTEND and line["error"] and line["time"] for line in said)
     assert [line.get("caller") for line in said] == [None] * 4 + ["me"] * 2
-    # Each of its two connections, by the gate or by gRPC.
+    # On each of its two connections, by the gate or by gRPC.
     assert [line["peer"] for line in said] == [said[-2]["peer"], said[-1]["peer"]] * 3
     assert said[-2]["peer"].startswith("ipv4:127.0.0.1:")
     assert said[-1]["peer"].startswith(unix)
@@ -128,7 +128,7 @@ def test_refused_callers_are_logged_without_their_token(start_server, tmp_path):
 
 @pytest.mark.parametrize("seconds", ("0", "0.1"))
 def test_calls_stopped_by_a_drain_are_logged(start_server, tmp_path, seconds):
-    """Running and waiting calls, however short the drain."""
+    """Calls that run or wait, however short the drain."""
     path = tmp_path / "access.log"
     server = start_server("--lanes", "1", "--drain-timeout", seconds, "--access-log", path)
     with wire.connect(server.address) as service:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend-client admin against a real server: over its Unix socket, and refused elsewhere."""
+"""attend-client admin against a real server: accepted over its Unix socket, refused elsewhere."""
 
 import concurrent.futures
 import contextlib
@@ -39,7 +39,7 @@ def test_admin_calls_are_logged_at_every_level(server, tmp_path):
         assert lines and asked in lines[-1], server.log()
 
 
-def test_sessions_of_all_tenants(server, tmp_path):
+def test_an_operator_lists_and_frees_sessions_of_all_tenants(server, tmp_path):
     own = f"unix:{tmp_path}/own.sock"
     keys = tmp_path / "k.npy"
     np.save(keys, np.zeros((1, 1, 70, 8), np.float32))
@@ -117,7 +117,7 @@ def test_admin_calls_need_a_token_with_the_scope(start_server, tmp_path):
 
 
 def test_an_operator_from_another_host_needs_a_certificate(start_server, ca, tmp_path):
-    """A token alone, which may have leaked, is not enough from there."""
+    """A token alone, which may have leaked, is not enough from another host."""
     token, path = tmp_path / "token", tmp_path / "tokens"
     token.write_text("a" * 43 + "\n")
     path.write_text(f"name=boss sha256={hashlib.sha256(b'a' * 43).hexdigest()} scopes=admin\n")
@@ -171,13 +171,13 @@ def test_a_drain_refuses_no_idle_reflection_stream(start_server, tmp_path):
         after = channel.stream_stream(strangers.REFLECTION)(iter([]), timeout=wire.SECONDS)
         assert after.code() is grpc.StatusCode.UNAVAILABLE
     assert server.metric("attend_rejected_requests_total", reason="draining") == 1
-    # The client may learn of it first.
+    # The client may notice it first.
     harness.wait_for("its line", lambda: "reflection refused" in server.log())
     assert server.log().count("reflection refused") == 1
 
 
 def test_the_commands_of_the_operators_page_run(start_server, tmp_path):
-    """deploy/operate.md, by hand: word for word but for the socket's path."""
+    """The commands of deploy/operate.md, verbatim except for the socket's path."""
     page = (harness.ROOT / "deploy/operate.md").read_text()
     block, = re.findall(r"(?ms)^```sh\n(export ATTEND_SERVER=.*?)^```", page)
     path = "/run/attend/admin.sock"

@@ -76,7 +76,7 @@ def test_empty_tensors(server, random):
 
 
 def test_nan_and_inf_stay_where_they_belong(server, random):
-    """A NaN in one query row, an Inf in one value column: affect only what IEEE prescribes."""
+    """A NaN in one query row or an Inf in one value column affects only what IEEE prescribes."""
     case = make_case(random, len_q=8, len_k=8)
     clean, _ = ask(server, case)
     case.q[0, 0, 3, 5] = NAN
@@ -90,7 +90,7 @@ def test_nan_and_inf_stay_where_they_belong(server, random):
 
 
 def test_the_bits_do_not_depend_on_other_requests(server, random):
-    """A request's answer does not depend on what else runs."""
+    """A request's answer does not depend on other work."""
     case = make_case(random, "float16", heads=4, kv_heads=2, len_q=65, len_k=130)
     request = wire.make_request(case, return_lse=True)
     with wire.connect(server.address) as service:

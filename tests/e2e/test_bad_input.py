@@ -38,7 +38,8 @@ def packed(request, cu_q, cu_kv):
     request.cu_kv.extend(cu_kv)
 
 
-# One of each kind, as plain Python sends them; tests/server/support/bad_requests.cc has them all.
+# One of each kind, as plain Python sends them; tests/server/support/bad_requests.cc has all of
+# them.
 @pytest.mark.parametrize("change,words,code", [
     (lambda r: r.q.shape.__setitem__(2, -16), ["q.shape[2]", "-16"], INVALID),
     (lambda r: r.raw.__delitem__(2), ["raw"], INVALID),
@@ -57,12 +58,12 @@ def test_bad_requests_are_refused_by_field_and_bound(server, change, words, code
 
 
 def test_random_and_truncated_bytes_do_no_harm(server, random):
-    """No message crashes the server or is answered with anything but an ordinary status."""
+    """Every message is answered with an ordinary status and crashes nothing."""
     good = wire.small_request(seed=2, length=5, return_lse=True).SerializeToString()
     allowed = {grpc.StatusCode.OK, INVALID, UNIMPLEMENTED, EXHAUSTED}
     messages = [random.bytes(int(n)) for n in random.integers(0, 4000, 60)]
     messages += [good[:int(n)] for n in random.integers(0, len(good), 60)]
-    for _ in range(120):  # a few bytes of the metadata changed: close to good, so deeper inside
+    for _ in range(120):  # a few bytes of the metadata changed: nearly valid, so it gets further
         broken = bytearray(good)
         for at in random.integers(0, 80, int(random.integers(1, 4))):
             broken[at] = int(random.integers(256))
@@ -80,12 +81,12 @@ def test_random_and_truncated_bytes_do_no_harm(server, random):
     assert INVALID in codes
 
 
-def test_empty_message(server):
+def test_an_empty_message_is_refused(server):
     code, message = refused(server, wire.pb.AttendRequest())
     assert code == INVALID and "q" in message
 
 
-def test_too_large_a_message(start_server):
+def test_a_too_large_message_is_refused(start_server):
     """It can never fit, so clients must not retry; the operator sees it."""
     small = start_server("--max-request-bytes", "1MiB")
     code, message = refused(small, wire.small_request(length=2048))
@@ -95,7 +96,7 @@ def test_too_large_a_message(start_server):
     wire.assert_serves(small.address)
 
 
-def test_more_memory_than_there_is(start_server):
+def test_a_request_above_all_memory_is_not_retryable(start_server):
     """A request that can never fit is invalid; one that does not fit now is retryable."""
     small = start_server("--memory-budget", "1MiB")
     code, message = refused(small, wire.small_request(length=2048))
@@ -104,7 +105,7 @@ def test_more_memory_than_there_is(start_server):
     wire.assert_serves(small.address)
 
 
-def test_memory_taken_by_others(start_server):
+def test_a_request_without_free_memory_is_retryable(start_server):
     small = start_server("--memory-budget", "5MiB", "--lanes", "1")
     with wire.connect(small.address) as service:
         slow = service.Attend.future(wire.slow_request(), timeout=60)  # 2 MiB in all
@@ -120,7 +121,7 @@ def test_memory_taken_by_others(start_server):
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_compressed_messages(server, compression):
+def test_compressed_messages_are_refused(server, compression):
     """Refused: their inflated size is only known after inflating."""
     with wire.connect(server.address, compression=compression) as service:
         with pytest.raises(grpc.RpcError) as error:
@@ -128,7 +129,7 @@ def test_compressed_messages(server, compression):
     assert error.value.code() == UNIMPLEMENTED and compression.name.lower() in error.value.details()
 
 
-def test_deadline_already_past(server):
+def test_a_deadline_in_the_past_is_refused(server):
     """One that reaches the server with a microsecond left ends as DEADLINE_EXCEEDED."""
     started = time.monotonic()
     code, _ = refused(server, wire.slow_request(length=4096), seconds=1e-6)

@@ -21,8 +21,8 @@ def same(answer, expected):
     assert answer.transport == "chunked" and expected.transport == "inline"
 
 
-def test_one_stream_without_waiting_for_anything(server):
-    """A generator of messages in, an iterator of messages out, as any generated client has them."""
+def test_one_stream_that_does_not_wait_for_the_grant(server):
+    """A generator of messages in, an iterator of messages out, as with any generated client."""
     request = wire.small_request(seed=1, length=700, heads=3, return_lse=True)
 
     def upload():
@@ -37,7 +37,7 @@ def test_one_stream_without_waiting_for_anything(server):
 
 
 def test_the_readme_example(server):
-    """Its lines, verbatim."""
+    """The lines of the page, verbatim."""
     text = (harness.ROOT / "proto/README.md").read_text()
     blocks = [block.split("```")[0] for block in text.split("```python\n")[1:]]
     example = {}
@@ -54,7 +54,7 @@ def test_the_readme_example(server):
 
 
 def test_with_default_channel_options(server):
-    """Tensors above gRPC's 4 MiB limit, which no message of the stream comes near."""
+    """Tensors above gRPC's 4 MiB limit, while each message of the stream is far below it."""
     row = np.arange(64, dtype=np.float16)
     request = wire.pb.AttendRequest()
     for name, shape in (("q", (1, 4, 16384, 64)), ("k", (1, 1, 1, 64)), ("v", (1, 1, 1, 64))):
@@ -76,7 +76,7 @@ def test_with_default_channel_options(server):
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_several_streams(server, random, count):
-    """Each on a connection of its own, chunks in random order over all of them."""
+    """Each on its own connection, with chunks in random order over all of them."""
     request = wire.small_request(seed=3, length=900, heads=2, return_lse=True)
     chunks = list(chunks_of(request, 30_000))
     random.shuffle(chunks)
@@ -117,7 +117,7 @@ def test_bad_uploads(start_server):
         assert code is CODE.INVALID_ARGUMENT and "15384 of q's 16384 bytes" in details
         code, details = Stream(service, first, chunk).fail()
         assert code is CODE.DEADLINE_EXCEEDED and "chunked-idle-timeout" in details
-        large = wire.small_request(seed=4, length=1536)  # 1.5 MiB with its answer: never
+        large = wire.small_request(seed=4, length=1536)  # 1.5 MiB with its answer: can never fit
         code, details = Stream(
             service, wire.pb.AttendChunkedRequest(header=header_of(large))).fail()
         assert code is CODE.INVALID_ARGUMENT and "memory budget" in details

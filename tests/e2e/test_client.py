@@ -96,7 +96,7 @@ def test_load_closed_loop(server, tmp_path):
         assert step["server_check"]["passed"] > 0 and step["server_check"]["failed"] == 0
         assert step["client_verification"]["passed"] > 0
         assert step["client_verification"]["failed"] == 0
-        # Little's law: a closed loop has `concurrency` requests out at all times.
+        # Little's law: a closed loop has `concurrency` requests in flight at all times.
         out = step["requests_per_s"] * step["latency_from_sent_ms"]["mean"] / 1e3
         assert 0.5 * concurrency < out < 1.2 * concurrency
     for word in ("p99.9", "kernel", "requests"):
@@ -104,15 +104,14 @@ def test_load_closed_loop(server, tmp_path):
 
 
 def test_load_survives_sigterm_of_the_server(start_server, tmp_path):
-    """Accepted calls are answered; all others are UNAVAILABLE (or CANCELLED by gRPC during its
-    shutdown), and no answer is wrong."""
+    """Accepted calls are answered; all others are UNAVAILABLE, and no answer is wrong."""
     server = start_server()
     result = {}
 
     def run():
         result["load"] = load(server, tmp_path, "--concurrency", "8", "--duration", "3",
                               "--warmup", "0", "--verify", "0.1", "--grace", "5", "--allow",
-                              "UNAVAILABLE,CANCELLED")
+                              "UNAVAILABLE")
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -123,8 +122,7 @@ def test_load_survives_sigterm_of_the_server(start_server, tmp_path):
     finally:
         thread.join(60)
     step, = result["load"][1]["steps"]
-    assert {"OK", "UNAVAILABLE"} <= step["status"].keys() <= {"OK", "UNAVAILABLE", "CANCELLED"}
-    assert step["status"].get("CANCELLED", 0) <= 8  # at most the calls that were out at once
+    assert step["status"].keys() == {"OK", "UNAVAILABLE"}
     assert step["unanswered"] == 0 and step["client_verification"]["failed"] == 0
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend-client session, and its load of sessions, as a user runs them."""
+"""attend-client session, and loads of sessions, as a user runs them."""
 
 import contextlib
 import json
@@ -18,8 +18,8 @@ from tensor_files import read_safetensors, write_safetensors
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """Lists are compared as a whole. On the server that all modules share, the sessions of others'
-    examples stay until their leases end."""
+    """Lists are compared as a whole. On the server that all modules share, sessions of other tests
+    remain until their leases end."""
     running = Server(tmp_path_factory.mktemp("sessions"))
     yield running
     assert running.stop() == 0, running.log()
@@ -41,7 +41,7 @@ def rows(random, dtype, heads, tokens, dim, batch=1):
 
 
 def test_a_list_continues_after_each_page(start_server):
-    """One answer has no more than 1024 layers."""
+    """One answer has at most 1024 layers."""
     server = start_server("--session-memory=16MiB")
     made = sorted(new_session(server, "float16", "--layers", "512") for _ in range(5))
     with sessions.client(server.address, "default") as tenant:
@@ -54,7 +54,7 @@ def test_a_list_continues_after_each_page(start_server):
 
 
 def test_sessions_from_npy(server, random, tmp_path):
-    """A prompt, a token that comes with its question, a fork, tokens taken away."""
+    """A prompt, a token with its query, a fork, and truncated tokens."""
     def save(**arrays):
         for name, array in arrays.items():
             np.save(tmp_path / f"{name}.npy", array.astype(np.float16))
@@ -76,7 +76,7 @@ def test_sessions_from_npy(server, random, tmp_path):
     k, v = np.concatenate([k, k1], axis=2), np.concatenate([v, v1], axis=2)
     attend(name, q, k, v, *save(q=q, k=k1, v=v1))
     attend(name, q, k, v, *save(q=q))
-    refused = session(server, "fork", name, check=False)  # which would leave tokens out
+    refused = session(server, "fork", name, check=False)  # which would skip tokens
     assert refused.returncode == 1 and "layers have 0 to 71 tokens" in refused.stderr
     fork = session(server, "fork", name, "--length", "0").stdout.strip()
     session(server, "truncate", fork, "--length", "0")
@@ -97,7 +97,7 @@ def test_sessions_from_npy(server, random, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_sessions_from_safetensors(server, random, tmp_path, dtype):
-    """Two sequences of one call."""
+    """Two sequences in one call."""
     names = [new_session(server, dtype), new_session(server, dtype)]
     q, k, v = (rows(random, dtype, *shape, batch=2)
                for shape in ((4, 9, 32), (2, 9, 32), (2, 9, 24)))
@@ -110,12 +110,12 @@ def test_sessions_from_safetensors(server, random, tmp_path, dtype):
 
 
 class LosesAnAnswer:
-    """A proxy that loses what the server answers to the first large message, and then the
-    connection; everything else passes."""
+    """A proxy that drops the server's answer to the first large message, and then the connection;
+    it forwards everything else."""
 
     def __init__(self, server, lose):
         self.target = server.address.rsplit(":", 1)
-        self.lose = lose  # returns when the answer has been given
+        self.lose = lose  # returns when the answer has been sent
         self.lost = False
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
@@ -131,7 +131,7 @@ class LosesAnAnswer:
                                  daemon=True).start()
 
     def run(self, way, *args):
-        with contextlib.suppress(OSError):  # either side may go first
+        with contextlib.suppress(OSError):  # either side may close first
             way(*args)
 
     def up(self, client, server, deaf):
@@ -146,7 +146,7 @@ class LosesAnAnswer:
         server.close()
 
     def hang_up(self, client):
-        self.lose()  # the server's side is open until then: its request is not cancelled
+        self.lose()  # the server's side stays open until then: its request is not cancelled
         client.shutdown(socket.SHUT_RDWR)
 
     def down(self, client, server, deaf):

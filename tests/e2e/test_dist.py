@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The relocatable folder: ATTEND_BIN_DIR is its bin/, moved from where it was made. Everything runs
-there with an empty environment and its own libraries."""
+"""The relocatable folder: ATTEND_BIN_DIR is its bin/, moved away from where it was made. Everything
+runs there with an empty environment and its own libraries."""
 
 import json
 import os
@@ -45,14 +45,14 @@ def test_serves_with_an_empty_environment(tmp_path):
         process.wait()
 
 
-def test_scripts_for_operators():
+def test_scripts_for_operators_are_included():
     scripts = BIN.parent / "share/attend"
     for name in ("make-test-ca", "make-token"):
         assert (scripts / name).read_bytes() == (harness.ROOT / "deploy" / name).read_bytes()
         assert os.access(scripts / name, os.X_OK)
 
 
-def test_has_no_c_library_of_its_own():
+def test_the_c_library_is_not_bundled():
     names = {path.name for path in (BIN.parent / "lib").iterdir()}
     assert names and not {n for n in names if n.startswith((*C_LIBRARY, "ld-linux"))}
     assert {"libstdc++.so.6", "libgcc_s.so.1"} <= names

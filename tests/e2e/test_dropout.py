@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout and masks of bits by every way to call, compared with NumPy and with masks of numbers."""
+"""Dropout and bit masks by every way to call, compared with NumPy and with numeric masks."""
 
 
 import grpc
@@ -27,19 +27,19 @@ def make_case(random, dtype="float32", keys=KEYS, **fields):
 
 
 def drop(case, p, random):
-    """The fields of dropout in a request of the case, which then expects it."""
+    """The dropout fields of a request for the case, which from then on expects it."""
     seed = int(random.integers(2**64, dtype=np.uint64))
     case.kept = dropout.kept(p, seed, BATCH, HEADS, ROWS, case.k.shape[2])
     return dict(dropout_p=p, dropout_seed=seed)
 
 
 def packed(mask):
-    """Booleans as the wire has them."""
+    """Booleans in the wire format."""
     return np.packbits(mask, axis=-1, bitorder="little").tobytes()
 
 
 def add_mask(request, mask):
-    """Before other tensors are added: raw is in the tensors' order."""
+    """Before other tensors are added: raw has the order of the tensors."""
     request.bias.CopyFrom(wire.tensor("bit", mask.shape))
     request.raw.append(packed(mask))
     return request
@@ -62,7 +62,7 @@ def call(server, request, name="Attend"):
 @pytest.mark.parametrize("kernel", ["cpu_flash", "cpu_reference"])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["BHLD", "BLHD", "LHD"])
-def test_answers(server, random, kernel, dtype, layout):
+def test_answers_match_the_reference(server, random, kernel, dtype, layout):
     case = make_case(random, dtype, mask=Mask("causal"), **WHOLE_LENGTHS)
     request = wire.make_request(case, layout, return_lse=True, kernel=kernel, check=True,
                                 **drop(case, 0.3, random))
@@ -72,7 +72,7 @@ def test_answers(server, random, kernel, dtype, layout):
 
 
 def expect_bits_as_numbers(server, random, case, mask, **fields):
-    """The same bits in the answer and in the gradients as of a mask of 0 and -inf."""
+    """Answers and gradients have the bits that a mask of 0 and -inf gives."""
     numbers = np.where(mask, np.float32(0), np.float32(-np.inf))
     plain = wire.make_request(case, return_lse=True, **fields)
     case.bias = numbers
@@ -113,14 +113,14 @@ def test_dropout_on_sessions_is_refused(sessions_server, random):
         with pytest.raises(grpc.RpcError) as failure:
             client.attend(request)
         assert failure.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "dropout_p is 0.500000, must be 0 with sessions" in failure.value.details()
+        assert "dropout_p is 0.5, must be 0 with sessions" in failure.value.details()
         request.dropout_p = 0
         assert client.attend(request).session_lengths == [3]
 
 
 @pytest.fixture
 def files(random, tmp_path):
-    """A case with its arguments of attend-client, its mask in a file of booleans."""
+    """A case with its arguments for attend-client, its mask in a file of booleans."""
     case = make_case(random)
     mask = random.random((BATCH, HEADS, ROWS, KEYS)) < 0.8
     for name, array in (("q", case.q), ("k", case.k), ("v", case.v), ("bias", mask)):
@@ -155,7 +155,7 @@ def test_client_run_backward(start_server, files, random, tmp_path, transport):
     judge_gradients(case, d_o, no_d_lse, read_safetensors(tmp_path / "out.safetensors"))
 
 
-def test_client_refuses(files, tmp_path):
+def test_the_command_line_refuses_bad_dropout(files, tmp_path):
     _, arguments = files
     for change, words in ((["--dropout", "x"], "--dropout"),
                           (["--q", tmp_path / "bias.npy"], "booleans, which only bias may be")):
@@ -201,7 +201,7 @@ def test_replay_of_gradients(server, random, tmp_path):
     answer.raw[1] = bytes(wrong)
     other = replay()
     assert "d_k      1 of" in other and "not reproduced: the new answer passes" in other
-    # O of other data: the checks of the new gradients fail as those of the dumped ones did.
+    # O of other data: the checks of the new gradients fail like those of the dumped ones.
     request.raw[4] = bytes(np.frombuffer(request.raw[4], np.float32) + np.float32(0.5))
     (tmp_path / "request.binpb").write_bytes(request.SerializeToString())
     done = run_client("replay", tmp_path, "--server", server.address, check=False)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients killed in the middle of a call, and a server stopped in the middle: nothing is left
-behind."""
+"""Clients killed and servers stopped in the middle of a call: nothing is left behind."""
 
 import contextlib
 import pathlib
@@ -16,7 +15,7 @@ import wire
 from chunked import Stream, assemble, chunks_of, header_of
 
 CODE = grpc.StatusCode
-ANSWER_BYTES = 32 << 20  # of doomed_client.py
+ANSWER_BYTES = 32 << 20  # bytes of doomed_client.py
 
 
 class DoomedClient:
@@ -49,7 +48,7 @@ def wait_until_nothing_is_held(server):
 
 @pytest.mark.parametrize("moment", ["upload", "answer"])
 @pytest.mark.parametrize("way", ["unary", "stream", "chunked"])
-def test_client_killed(start_server, way, moment):
+def test_a_killed_client_frees_its_memory(start_server, way, moment):
     """SIGKILL in the middle of a message: the memory is freed, and other clients notice nothing."""
     server = start_server("--memory-budget", "128MiB")
     client = DoomedClient(server, way, moment)
@@ -75,8 +74,8 @@ def test_client_killed(start_server, way, moment):
     assert server.stop() == 0, server.log()
 
 
-def test_a_call_without_a_message(start_server):
-    """Its client is told the reason, and not to retry."""
+def test_a_call_without_a_message_is_refused_with_the_reason(start_server):
+    """The client is told the reason, and not to retry."""
     server = start_server()
     with grpc.insecure_channel(server.address) as channel:
         call = channel.stream_unary(wire.ATTEND)
@@ -91,7 +90,7 @@ def test_a_call_without_a_message(start_server):
 
 
 def test_clients_killed_one_after_another(start_server):
-    """More of them than the budget has room for at once."""
+    """More of them than fit into the budget at once."""
     server = start_server("--memory-budget", "64MiB")
     for _ in range(4):
         client = DoomedClient(server, "chunked", "upload")
@@ -105,7 +104,7 @@ def test_clients_killed_one_after_another(start_server):
 
 @contextlib.contextmanager
 def striped(server, request, count):
-    """A request's streams, each on a connection of its own, all joined; and its token."""
+    """The streams of a request, each on its own connection, all joined; and the request's token."""
     with contextlib.ExitStack() as stack:
         services = [stack.enter_context(wire.connect(server.address)) for _ in range(count)]
         first = Stream(services[0], wire.pb.AttendChunkedRequest(header=header_of(request)))
@@ -118,7 +117,8 @@ def striped(server, request, count):
 
 
 def test_sigterm_during_a_striped_upload(start_server):
-    """Every stream gets the same status, and the server ends well, whatever is still being sent."""
+    """Every stream gets the same status, and the server ends normally, whatever is still being
+    sent."""
     server = start_server("--drain-timeout", "20")
     request = wire.small_request(seed=1, length=16384)  # 12 MiB
     chunks = list(chunks_of(request, 100_000))[:-1]  # never complete
@@ -133,7 +133,7 @@ def test_sigterm_during_a_striped_upload(start_server):
     assert server.wait(30) == 0, server.log()
 
 
-def test_sigterm_behind_a_striped_upload(start_server):
+def test_sigterm_after_a_striped_upload(start_server):
     """A complete request is computed and its answer sent over all streams; streams that have not
     joined are refused."""
     server = start_server("--lanes", "1")

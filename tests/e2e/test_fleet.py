@@ -23,7 +23,7 @@ from fleet import answered, counts
 from harness import run_client, wait_for
 
 CALLERS = 4
-# Long enough that a test ends it.
+# Runs until its test ends it.
 ENDLESS = ("--duration", "600", "--concurrency", CALLERS)
 
 
@@ -85,7 +85,7 @@ def test_calls_are_spread_and_counted_by_server(make_fleet, load):
     assert sum(counts(step).values()) == 300
     for name, server in zip("abc", made.servers):
         assert counts(step)[name] <= answered(server)
-    # In turn on each of two connections.
+    # Calls alternate between servers on each of the two connections.
     assert all(95 <= count <= 105 for count in counts(step).values()), counts(step)
 
 
@@ -107,7 +107,7 @@ def test_a_drain_loses_no_call(make_fleet, load):
              lambda: all(answered(s) > b + 50 for s, b in zip(staying, before)))
     step = running.stop()
     assert set(step["status"]) == {"OK"}, step["status"]
-    # Calls still sent to it after it stopped serving were refused, and answered by another server.
+    # Calls sent to it after it stopped serving were refused, and answered by another server.
     assert step["retries"] <= 2 * CALLERS
     assert sum(counts(step).values()) == step["sent"]
 
@@ -201,12 +201,12 @@ def test_expiring_connections_end_no_stream(make_fleet):
         assert list(answers) == []
 
 
-# Pinged after a second of silence; calls that wait for an answer are retried elsewhere.
+# Pings after a second of silence; calls in flight are retried elsewhere.
 ASKING = (*ENDLESS, "--attempts", "5", "--keepalive-time", "1", "--keepalive-timeout", "0.5")
 
 
 def assert_left_out_until_back(servers, running, cut, mend):
-    """With a load that is ASKING, of the first server, which cut() cuts off until mend()."""
+    """Starts a load with ASKING on the first server, which cut() disconnects until mend()."""
     cut_off, *others = servers
     wait_for("every server's calls", lambda: all(answered(server) for server in servers))
     cut()
@@ -220,11 +220,12 @@ def assert_left_out_until_back(servers, running, cut, mend):
     wait_for("its calls again", lambda: answered(cut_off) > before + 50, 20)
     step = running.stop()
     assert set(step["status"]) == {"OK"}, step["status"]
-    # Each caller's call when it was cut off, and what the first attempts to reach it again met.
+    # The call of each caller when the link was cut, and the first attempts to reach the server
+    # again.
     assert step["retries"] <= 4 * CALLERS
 
 
-def test_a_server_that_hangs_is_left_out_and_comes_back(make_fleet, load):
+def test_a_hanging_server_is_left_out_until_it_responds(make_fleet, load):
     made = make_fleet()
     hangs = made.servers[0]
     assert_left_out_until_back(made.servers, load(made.list, *ASKING),
@@ -232,7 +233,7 @@ def test_a_server_that_hangs_is_left_out_and_comes_back(make_fleet, load):
                                lambda: hangs.signal(signal.SIGCONT))
 
 
-def test_a_server_behind_a_link_that_is_cut_is_left_out_and_comes_back(start_server, load):
+def test_a_server_behind_a_cut_link_is_left_out_until_it_responds(start_server, load):
     def partition():
         with contextlib.closing(namespaces.Hosts(3)) as hosts:
             servers = [start_server("--insecure", listen=f"10.9.{link}.1:0")
@@ -250,7 +251,7 @@ def test_a_server_behind_a_link_that_is_cut_is_left_out_and_comes_back(start_ser
 
 def test_the_streams_of_one_upload_reach_one_server(make_fleet, load):
     made = make_fleet()
-    # 32 MiB, which four streams bring, and long enough that each finds the request.
+    # 32 MiB over four streams: large enough that each stream still finds the request.
     step = load(made.list, "--count", "9", "--concurrency", "2", "--connections", "4",
                 "--transport", "chunked", "--discard-output", shape="B1,H64,L512,D64").finish()
     assert step["status"] == {"OK": 9} and sum(counts(step).values()) == 9
@@ -284,13 +285,13 @@ def test_sessions_stay_with_their_server(make_fleet, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [(), ("--stream",)])
-def test_a_load_of_sessions(make_fleet, flags):
+def test_a_load_of_sessions_over_several_servers(make_fleet, flags):
     made = make_fleet()
     done = run_client("load", "--server", made.list, "--sessions", "6", "--context", "20",
                       "--decode", "5", "--shape", "B1,H2,L16,D32", "--verify", "1", "--quiet",
                       *flags)
     assert "FAILED 0" in done.stdout, done.stdout
-    # Where each is made depends on which servers are connected by then.
+    # The servers they are made on depend on which are connected by then.
     assert sum(answered(server) for server in made.servers) == 6 * (1 + 5)
 
 
@@ -379,7 +380,7 @@ def test_grpcs_python_spreads_calls_as_the_readme_says(make_fleet):
     ("127.0.0.1:1,127.0.0.2:1", ("--tls-ca", "system"), "tls_server_name"),
     ("127.0.0.1:1", ("--keepalive-time", "0.5"), "--keepalive-time"),
 ])
-def test_lists_that_are_refused(tmp_path, server, flags, said):
+def test_invalid_server_lists_are_refused(tmp_path, server, flags, said):
     (tmp_path / "token").write_text("0123456789abcdef0123\n")
     flags = [tmp_path / flag if flag == "token" else flag for flag in flags]
     done = run_client("info", "--server", server, *flags, check=False)

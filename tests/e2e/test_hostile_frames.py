@@ -35,28 +35,28 @@ def endless_headers(fill):
 
 
 def endless_header():
-    """One header whose value is 2 GiB long."""
+    """One header with a value of 2 GiB."""
     yield hostile.frame(hostile.HEADERS, 0, 1, b"\0\x01x\x7f" + hostile.varint((2 << 30) - 127))
     while True:
         yield hostile.frame(hostile.CONTINUATION, 0, 1, b"v" * (16 << 10))
 
 
 def streams_without_end(kilobytes):
-    """Calls, one after the other; the server's settings are never acknowledged."""
+    """Calls one after the other; the server's settings are never acknowledged."""
     headers = hostile.call_headers("/a", *((b"x%d" % i, b"v" * 1000) for i in range(kilobytes)))
     for stream in range(1, 1 << 30, 2):
         yield hostile.frame(hostile.HEADERS, hostile.END_HEADERS, stream, headers)
 
 
 def streams_after_an_even_one():
-    """gRPC ignores this: the calls after it are new ones."""
+    """gRPC ignores this: the following calls are new ones."""
     headers = hostile.call_headers("/a")
     yield hostile.frame(hostile.HEADERS, hostile.END_HEADERS, 0x7ffffffe, headers)
     yield from streams_without_end(8)
 
 
 def ends_of_one_call():
-    """Empty DATA frames, which end a call that has ended."""
+    """Empty DATA frames for a call that has ended."""
     yield hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
     yield hostile.frame(hostile.HEADERS, hostile.END_HEADERS, 1, hostile.call_headers("/a"))
     while True:
@@ -64,7 +64,7 @@ def ends_of_one_call():
 
 
 def headers_to_ended_streams():
-    """One call, and its headers repeatedly."""
+    """One call whose headers are sent repeatedly."""
     yield hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
     while True:
         yield hostile.frame(hostile.HEADERS, hostile.END_HEADERS | hostile.END_STREAM, 1,
@@ -100,7 +100,7 @@ def test_useless_frames_end_their_connection(start_server, pieces):
 
 
 def test_calls_that_are_reset_at_once_take_little_memory(start_server):
-    """HTTP/2's rapid reset. A busy server may see all of them late."""
+    """HTTP/2's rapid reset. A busy server may receive all resets late."""
     server = start_server(*hostile.SMALL_LIMITS, "--log-level", "error")
     headers = hostile.call_headers(wire.ATTEND)
     wire.assert_serves(server.address)
@@ -117,18 +117,18 @@ def test_calls_that_are_reset_at_once_take_little_memory(start_server):
 
 
 def test_unknown_methods_read_no_message(start_server):
-    """It has the bound of the method that takes least: 4 KiB."""
+    """The bound is that of the method with the smallest messages: 4 KiB."""
     server = start_server(*hostile.SMALL_LIMITS)
     hello = hostile.HELLO + hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
     headers = hostile.frame(hostile.HEADERS, hostile.END_HEADERS, 1,
-                            hostile.call_headers("/nobody.Knows/It"))
+                            hostile.call_headers("/unknown.Service/Method"))
     with hostile.open_socket(server.address) as connection:
         connection.sendall(hello + headers +
                            hostile.frame(hostile.DATA, 0, 1, hostile.grpc_message(b"", 4097)))
     assert server.metric("attend_connections_refused_total", reason="frames") == 0
     with grpc.insecure_channel(server.address) as channel:
         with pytest.raises(grpc.RpcError) as failure:
-            channel.unary_unary("/nobody.Knows/It")(bytes(1000), timeout=wire.SECONDS)
+            channel.unary_unary("/unknown.Service/Method")(bytes(1000), timeout=wire.SECONDS)
     assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
@@ -136,7 +136,8 @@ TCP_ESTABLISHED, TCP_CLOSE = 1, 7  # as the kernel counts states
 
 
 def test_ended_connections_are_reset(start_server):
-    """Otherwise a client whose bytes no longer fit the server's socket would wait for a minute."""
+    """Otherwise a client whose bytes no longer fit into the server's socket would wait for a
+    minute."""
     server = start_server(*hostile.SMALL_LIMITS)
     nothing = hostile.frame(2, 0, 1, bytes(5))
     with hostile.open_socket(server.address) as connection:
@@ -145,7 +146,7 @@ def test_ended_connections_are_reset(start_server):
         def state():
             return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
 
-        # Slowly: where the server has not read all, its system itself would reset the connection.
+        # Slowly: if the server has not read everything, its system resets the connection.
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             while state() == TCP_ESTABLISHED:
                 connection.sendall(nothing * 400)
@@ -157,7 +158,8 @@ STREAM = "/attend.v1.AttentionService/AttendStream"
 
 
 def open_streams(connection, number):
-    """So many idle streams; the first one's number, once the server knows of all."""
+    """Opens this many idle streams; returns the first one's number once the server knows all of
+    them."""
     first = connection.open(STREAM)
     for _ in range(number - 1):
         connection.open(STREAM)
@@ -167,8 +169,8 @@ def open_streams(connection, number):
 
 
 def hold_streams(address, number):
-    """A connection with so many idle streams. Those of one that has just ended may count until gRPC
-    has dropped them."""
+    """A connection with this many idle streams. Those of a connection that has just ended may count
+    until gRPC has dropped them."""
     made = []
 
     def made_one():
@@ -196,19 +198,19 @@ def test_open_calls_are_bounded_in_all_and_for_each_peer(start_server, tmp_path)
         assert server.metric("attend_connections_refused_total", reason="frames") == ended + 1
         assert error in server.log()
 
-    # A peer may have a quarter of all, but at least as many as one connection.
+    # A peer may have a quarter of all calls, but at least as many as one connection.
     with hostile.Http2(server.address) as held:
         first = open_streams(held, 6)
         with hold_streams(server.address, 2) as other:
             opens_too_many(other, "more open calls than --max-calls-per-peer allows")
-        with hold_streams(server.address, 2) as other:  # the other one's are open no longer
+        with hold_streams(server.address, 2) as other:  # those of the other one are no longer open
             held.reset(first)
             open_streams(held, 1)
             opens_too_many(other, "more open calls than --max-calls-per-peer allows")
         wire.assert_serves(f"unix:{path}")
-        with hold_streams(f"unix:{path}", 5) as other:  # the last is for peers that have none
+        with hold_streams(f"unix:{path}", 5) as other:  # the last is for peers without one
             opens_too_many(other, "more open calls than --max-calls allows")
-    # Nor are those of connections that their clients or gRPC end, and of calls that are answered.
+    # Nor do calls count on connections that clients or gRPC have ended, nor answered calls.
     for _ in range(5):
         hold_streams(server.address, 8).socket.close()
         with hold_streams(server.address, 8) as ended:
@@ -222,7 +224,7 @@ def test_open_calls_are_bounded_in_all_and_for_each_peer(start_server, tmp_path)
 
 SETTINGS_ACK = hostile.frame(hostile.SETTINGS, hostile.ACK, 0, b"")
 ONE_NANOSECOND = (b"grpc-timeout", b"1n")
-BULKY_METADATA = [(b"x%d" % i, b"v" * 1000) for i in range(9)]  # above what gRPC takes
+BULKY_METADATA = [(b"x%d" % i, b"v" * 1000) for i in range(9)]  # above the limit of gRPC
 
 
 @pytest.mark.parametrize("path, more", [
@@ -232,9 +234,9 @@ BULKY_METADATA = [(b"x%d" % i, b"v" * 1000) for i in range(9)]  # above what gRP
     pytest.param("/a", [], id="unknown_method"),
 ])
 def test_calls_that_end_by_themselves_take_little_memory(start_server, tmp_path, path, more):
-    """gRPC ends them, so that they are no longer open streams, and keeps some 20 KiB for each until
-    the server has processed it, including its metadata."""
-    others = f"unix:{tmp_path}/a.sock"  # the attackers may have all calls that one peer may have
+    """gRPC ends them, so that they are no longer open streams, and keeps some 20 KiB with its
+    metadata for each until the server has processed it."""
+    others = f"unix:{tmp_path}/a.sock"  # the attackers may have all the calls of one peer
     server = start_server(*hostile.SMALL_LIMITS, "--max-streams", "128", "--log-level", "error",
                           listen=f"127.0.0.1:0,{others}")
     headers = hostile.call_headers(path, *more)
@@ -257,7 +259,8 @@ def test_calls_that_end_by_themselves_take_little_memory(start_server, tmp_path,
                 connection.shutdown(socket.SHUT_WR)
             reader.join()
 
-    # 64 MiB begin to count, and all may have begun 128 calls a second more than were answered.
+    # The bound applies from 64 MiB on, and all may have begun 128 calls a second more than were
+    # answered.
     with hostile.grows_at_most(server, 320 << 20):
         attackers = [threading.Thread(target=attack) for _ in range(8)]
         for attacker in attackers:

@@ -39,7 +39,7 @@ def many(address, count, say=b""):
 
 
 def test_idle_sockets_do_not_stop_new_connections(start_server):
-    """Twice as many as the process has descriptors; a newcomer takes the oldest one's place."""
+    """Twice as many as the process has descriptors; a new one takes the oldest one's place."""
     server = start_server(limits=hostile.descriptors_max(200))
     with many(server.address, 400):
         wire.assert_serves(server.address)
@@ -53,8 +53,7 @@ def test_idle_sockets_do_not_stop_new_connections(start_server):
 
 
 def test_connections_to_shared_memory_leave_descriptors_for_calls(start_server, tmp_path):
-    """As many as its socket accepts, and more sockets for calls than the process has
-    descriptors."""
+    """As many as its socket accepts, and more call connections than the process has descriptors."""
     path = tmp_path / "regions" / "sock"
     server = start_server("--shared-memory", "--shared-memory-socket", path,
                           "--max-connections-per-peer", "500", limits=hostile.descriptors_max(500))
@@ -69,12 +68,12 @@ def test_connections_to_shared_memory_leave_descriptors_for_calls(start_server, 
 
 
 def test_active_connections_are_bounded_for_each_peer(start_server, tmp_path):
-    """Beyond the bound a socket is closed at once; other peers and the metrics are served."""
+    """Connections above the bound are closed at once; other peers and the metrics are served."""
     path = tmp_path / "a.sock"
     server = start_server("--max-connections-per-peer", "5", listen=f"127.0.0.1:0,unix:{path}")
     with many(server.address, 5, hostile.HELLO) as held:
         for connection in held:
-            assert connection.recv(9)  # the server's settings
+            assert hostile.admitted(connection)
         with hostile.open_socket(server.address) as refused:
             assert hostile.ended(refused)
         assert server.metric("attend_connections_refused_total", reason="peer_limit") >= 1
@@ -89,7 +88,7 @@ def test_connections_are_bounded_in_total(start_server, tmp_path):
                           listen=f"127.0.0.1:0,unix:{path}")
     with many(server.address, 4, hostile.HELLO) as held:
         for connection in held:
-            assert connection.recv(9)
+            assert hostile.admitted(connection)
         with socket.socket(socket.AF_UNIX) as refused:
             refused.connect(str(path))
             assert hostile.ended(refused)
@@ -99,7 +98,7 @@ def test_connections_are_bounded_in_total(start_server, tmp_path):
 
 
 def test_half_open_and_idle_connections_end(start_server):
-    """One says nothing, one half of the preface, one stops after its settings, one goes idle."""
+    """One is silent, one sends half of the preface, one stops after its settings, one goes idle."""
     server = start_server("--handshake-timeout", "0.5", "--connection-idle-timeout", "1")
     with many(server.address, 4) as (silent, half, mute, idle):
         half.sendall(hostile.HELLO[:10])
@@ -118,8 +117,7 @@ def test_incomplete_requests_do_not_block_scrapes(start_server):
 
 
 def test_a_lack_of_descriptors_is_reported_and_survived(start_server):
-    """gRPC's own listener never accepts again after this. Health reports it, and when it is
-    over."""
+    """gRPC's own listener never accepts again after this. Health reports the lack, and its end."""
     server = start_server()
     with grpc.insecure_channel(server.address) as channel:
         watch = channel.unary_stream(HEALTH + "Watch")(b"", timeout=60)
@@ -127,14 +125,14 @@ def test_a_lack_of_descriptors_is_reported_and_survived(start_server):
         assert next(watch) == serving
         pid = server.process.pid
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        assert soft == hard  # raised at the start
+        assert soft == hard  # raised at startup
         taken = {int(fd.name) for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir()}
         free = next(fd for fd in range(len(taken) + 1) if fd not in taken)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, hard))
         with hostile.open_socket(server.address) as refused:
-            assert hostile.ended(refused)  # told at once, by a descriptor that is kept for it
+            assert hostile.ended(refused)  # reported at once, using a reserved descriptor
             assert next(watch) == not_serving
-            assert server.metric("attend_accepting") == 0  # metrics too keep one
+            assert server.metric("attend_accepting") == 0  # the metrics endpoint reserves one too
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
             assert next(watch) == serving
         watch.cancel()
@@ -160,7 +158,7 @@ def test_reflection_streams_cost_no_threads(start_server):
         calls = [method(requests(), timeout=120) for _ in range(60)]
         for call in calls:
             assert next(call)
-        assert hostile.threads(server) <= before + 4  # gRPC's own pool; not one for each
+        assert hostile.threads(server) <= before + 4  # gRPC's own pool; not one for each stream
         release.append(True)
         for call in (first, *calls):
             assert list(call) == []
@@ -176,14 +174,14 @@ def test_reflection_can_be_disabled(start_server):
 
 @contextlib.contextmanager
 def server_of(user, threads_max):
-    """A server whose user may have so many threads in all; yields its process and, once it serves,
-    its address, or else what it said at its end."""
+    """A server whose user may have this many threads in all; yields its process and, once it
+    serves, its address, or its error if it has ended."""
     command = ["prlimit", f"--nproc={threads_max}", "setpriv", f"--reuid={user}", "--clear-groups",
                harness.binary("attend-server"), "--listen", "127.0.0.1:0", "--metrics-listen",
                "off", "--device", "cpu", "--cpu-threads", "4"]
     with subprocess.Popen([str(c) for c in command], stderr=subprocess.PIPE, text=True,
                           env=harness.clean_env()) as process:
-        watchdog = threading.Timer(60, process.kill)  # tells hanging from starting
+        watchdog = threading.Timer(60, process.kill)  # tells a hanging server from a starting one
         watchdog.start()
         try:
             said, line = "", "..."
@@ -199,7 +197,7 @@ def server_of(user, threads_max):
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a user of its own, whose threads are limited")
 def test_without_threads_a_server_does_not_start_but_a_started_one_serves():
     """Every thread is created at the start: no call needs a new one."""
-    users = itertools.count(1_000_000 + 1000 * os.getpid())  # nobody's
+    users = itertools.count(1_000_000 + 1000 * os.getpid())  # without limits of their own
 
     def serve(process, address):
         with wire.connect(address) as service:
@@ -225,7 +223,7 @@ def test_without_threads_a_server_does_not_start_but_a_started_one_serves():
 
 
 def failed_start(folder, *args, descriptors=1024):
-    """The exit code and what is said of a server that cannot start."""
+    """The exit code and the error of a server that cannot start."""
     command = ["prlimit", f"--nofile={descriptors}", harness.binary("attend-server"),
                "--device", "cpu", "--log-file", folder / "log", *args]
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=60,
@@ -260,7 +258,8 @@ def test_more_connections_than_descriptors_are_refused(tmp_path):
 
 
 def test_a_unix_socket_has_one_server_at_a_time(start_server, tmp_path):
-    """A new server starts, then the old one stops: the new one reports at once that it cannot."""
+    """A new server starts, then the old one stops: the new one reports at once that it cannot
+    start."""
     path = tmp_path / "a.sock"
     listen = f"unix:{path}"
     first = start_server(listen=listen)
@@ -276,7 +275,7 @@ def test_a_unix_socket_has_one_server_at_a_time(start_server, tmp_path):
     second.signal(signal.SIGKILL)
     second.wait()
     assert path.exists()
-    third = start_server(listen=listen)  # what nobody listens on is replaced
+    third = start_server(listen=listen)  # an unused socket is replaced
     wire.assert_serves(listen)
     os.unlink(path)
     path.write_text("another's")

@@ -35,7 +35,7 @@ def send(address, message):
 OUT_OF_ORDER = "a tensor before its fields"
 MARGIN = 2 * MIB  # for 64 KiB, the connection and what malloc keeps
 
-# 8 MiB each. What a generated parser makes of them takes 8 to 60 times as much.
+# 8 MiB each. Parsed by generated code, they take 8 to 60 times as much.
 BULKY = {
     "one-byte numbers": lambda: packed(9, bytes(8 * MIB)),
     "empty raw entries": lambda: (RAW_TAG + b"\0") * (8 * MIB // 3) + b"\xf8\x7d\x01",
@@ -49,7 +49,7 @@ BULKY = {
 @pytest.mark.parametrize("what", BULKY)
 @pytest.mark.parametrize("path", [wire.ATTEND, ATTEND_STREAM])
 def test_fields_of_any_kind_and_order_cost_at_most_twice_their_bytes(start_server, path, what):
-    """Three times where tensors come before the fields that say what they are."""
+    """Three times if tensors come before the fields that describe them."""
     server = start_server(*hostile.SMALL_LIMITS)
     wire.assert_serves(server.address)
     message = BULKY[what]()
@@ -70,7 +70,7 @@ def test_millions_of_tiny_tiles_stay_within_the_budget(start_server):
     server = start_server(*hostile.SMALL_LIMITS)
     wire.assert_serves(server.address)
     message = hostile.shape_request(1 << 20, 4, 1, 0, 1, 1).SerializeToString()
-    # Twice in, once out, and lists of tiles; each may end in a huge page, if there are such.
+    # Twice in, once out, and lists of tiles; each may end in a huge page where those are enabled.
     huge_page = 2 * MIB
     with hostile.grows_at_most(server, 4 * (len(message) + huge_page)):
         assert send(server.address, message) == grpc.StatusCode.OK
@@ -95,7 +95,7 @@ def test_stuck_readers_do_not_delay_a_drain(start_server):
 
 
 def test_very_slow_readers_lose_their_call(start_server):
-    """Small answers, taken one by one, with a large one behind them."""
+    """Small answers are read one by one, with a large one behind them."""
     server = start_server("--memory-budget", "64MiB", "--cpu-threads", "2", "--write-timeout", "2")
     small = hostile.shape_request(1, 1, 40, 1, 1, 256, "float32").SerializeToString()  # 40 KiB
     turns = 20
@@ -121,7 +121,7 @@ def test_very_slow_readers_lose_their_call(start_server):
 
 
 def test_all_attacks_together_take_at_most_the_documented_memory(start_server):
-    """Unread answers, incomplete messages, idle streams and bulky messages, together."""
+    """Unread answers, incomplete messages, idle streams and bulky messages at the same time."""
     server = start_server(*hostile.SMALL_LIMITS, "--write-timeout", "0")
     budget = grpc_max = 64 * MIB  # the latter by default: four messages
     calls = 4 * 200

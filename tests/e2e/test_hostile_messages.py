@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Incomplete messages: how long they are kept, and how long they may be."""
+"""Incomplete messages: how long they are kept, and how large they may be."""
 
 import contextlib
 import itertools
@@ -24,7 +24,7 @@ ALONE = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_r
 
 
 def call(path, data):
-    """The bytes of a connection with one call, including this much of a message."""
+    """The bytes of a connection with one call and this much of a message."""
     return (hostile.HELLO + SETTINGS_ACK +
             hostile.frame(hostile.HEADERS, hostile.END_HEADERS, 1, hostile.call_headers(path)) +
             hostile.frame(hostile.DATA, 0, 1, data))
@@ -92,8 +92,8 @@ def test_idle_streams_between_messages_do_not_time_out(start):
 
 
 def test_messages_that_wait_for_the_server_do_not_time_out(start_server):
-    """A stream that the server does not read, because too much of it is unanswered, has half a
-    message in flight."""
+    """On a stream that the server does not read because too many requests are unanswered, half a
+    message is in flight."""
     # Long enough for this client's own sending on a busy machine.
     server = start_server(*hostile.SMALL_LIMITS, "--message-timeout", "2", "--lanes", "1")
     endless = hostile.shape_request(1, 1, 1 << 19, 1 << 19, 1, 1).SerializeToString()
@@ -130,13 +130,13 @@ def test_messages_on_a_busy_connection_do_not_time_out(start_server):
             assert sender.send_all(bytes(10 * KIB))
             other.join(0.02)
         assert closed(server, "stalled") == 3, "of the others"
-        assert hostile.ended(sender.socket)  # when nothing comes any more
+        assert hostile.ended(sender.socket)  # when nothing arrives any more
         assert closed(server, "stalled") == 4
     wire.assert_serves(server.address)
 
 
 def test_a_too_long_message_is_refused_by_its_declared_length(start):
-    """Far above its method's limit; the rest of it need not arrive."""
+    """Far above its method's limit; the rest need not arrive."""
     server, connect = start("60", "--oip")
     served = [(SERVICE + "AttendStream", 33 * MIB), (wire.ATTEND, 33 * MIB),
               (INFER_STREAM, 33 * MIB), (SERVICE + "AttendChunked", 9 * MIB),
@@ -155,7 +155,7 @@ def test_a_too_long_message_is_refused_by_its_declared_length(start):
 
 
 def test_a_too_long_message_of_a_stream_is_reported(start_server):
-    """Up to twice the limit, and the stream continues if each message is a request."""
+    """Up to twice the limit; the stream goes on if each message is a request."""
     server = start_server(*hostile.SMALL_LIMITS)
     with wire.connect(server.address) as service:
         long = wire.pb.AttendRequest(raw=[bytes(24 * MIB)])
@@ -172,15 +172,16 @@ def test_a_too_long_message_of_a_stream_is_reported(start_server):
 @pytest.mark.parametrize("paths", [[wire.ATTEND], [SERVICE + "AttendStream"]],
                          ids=["unary", "stream"])
 def test_unfinished_messages_of_one_peer_end_no_calls_of_others(start_server, paths):
-    """They take three quarters of --message-memory-max (64 MiB here); then the largest give way."""
+    """They take three quarters of --message-memory-max (64 MiB here); then the largest are
+    ended."""
     server = start_server(*hostile.SMALL_LIMITS)
     done = threading.Event()
 
     def attack():
         with contextlib.ExitStack() as stack:
             while not done.is_set():
-                # A window may stay shut for longer than a socket waits, and a connection may end
-                # at any moment: the attack goes on.
+                # A window may stay closed for longer than the socket's timeout, and a connection
+                # may end at any moment: the attack goes on.
                 with contextlib.suppress(OSError):
                     half = stack.enter_context(
                         hostile.Sender(server.address, paths[0], source="127.0.0.2"))

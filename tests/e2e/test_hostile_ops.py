@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients, supervisors and log rotation acting on a server's log and life."""
+"""Effects of clients, supervisors and log rotation on a server's log and lifetime."""
 
 import json
 import signal
@@ -20,14 +20,15 @@ def log_lines(path):
 
 
 def test_bad_requests_write_few_lines_that_are_json_and_cannot_be_forged(start_server):
-    """2000 refusals, ids that pose as fields: a bounded log, all counted, ids as they were."""
+    """2000 refusals, ids that pose as fields: the log is bounded, all are counted, ids are
+    quoted."""
     server = start_server("--log-format", "json", "--log-rate", "0.5", "--tenant", "team=2")
     with wire.connect(server.address) as service:
         for ids in (EVIL_IDS, [f"bad-{i}" for i in range(2000 - len(EVIL_IDS))]):
             requests = (wire.small_request(request_id=one, softcap=-1) for one in ids)
             answers = service.AttendStream(requests, timeout=wire.SECONDS,
                                            metadata=[("x-attend-tenant", "team")])
-            # In the order in which they came out.
+            # In the order in which they were written.
             assert sorted(answer.request_id for answer in answers) == sorted(ids)
     suppressed = server.metric("attend_log_lines_suppressed_total")
     assert server.stop() == 0
@@ -84,12 +85,12 @@ def test_sighup_without_a_log_file_is_ignored_and_logged_once(start_server):
 
 
 def test_two_sigterms_at_once_count_as_one(start_server):
-    """Supervisors signal a process and its group: accepted requests are answered all the same."""
+    """Supervisors signal a process and its group: accepted requests are still answered."""
     server = start_server("--lanes", "1")
     with wire.connect(server.address) as service:
         slow = service.Attend.future(wire.slow_request(), timeout=60)
         harness.wait_for("the lane to be busy", lambda: server.metric("attend_lanes_busy") == 1)
-        # Two of one number that are both pending are one to the kernel.
+        # Two pending signals of the same number are one to the kernel.
         server.signal(signal.SIGTERM)
         server.signal(signal.SIGINT)
         assert slow.result().raw

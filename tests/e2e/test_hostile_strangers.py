@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unauthenticated clients that hold connections where calls need credentials: they cannot lock
-callers out. And callers that send more than their method accepts."""
+"""Unauthenticated clients that hold connections to a server that requires credentials: they cannot
+lock callers out. And callers that send more than their method accepts."""
 
 import contextlib
 
@@ -36,7 +36,7 @@ def start(request, start_server, ca, tmp_path):
     return started
 
 
-# Of each service one, and a caller who may.
+# One method of each service, and a caller who may use it.
 SMALL = [("/attend.v1.AttentionService/GetServerInfo", "blue"),
          ("/attend.v1.SessionService/ListSessions", "sessions"),
          ("/attend.v1.AdminService/GetStatus", "operator"),
@@ -45,8 +45,8 @@ SMALL = [("/attend.v1.AttentionService/GetServerInfo", "blue"),
 
 
 def send_large(server, connect, of):
-    """Twice 32 MiB to each small method, which are not kept. `connect` makes channels, `of` a
-    caller's metadata."""
+    """Twice 32 MiB to each small method, none of it kept. `connect` makes channels, `of` a caller's
+    metadata."""
     def ask(path, name, number):
         with connect() as channel:
             return strangers.ask(channel, path, of(name), bytes(number)).code
@@ -57,7 +57,7 @@ def send_large(server, connect, of):
             assert [ask(path, name, 32 << 20) for _ in range(2)] == [CODE.RESOURCE_EXHAUSTED] * 2
         assert server.metric("attend_connections_refused_total", reason="frames") == before
         if not path.startswith("/grpc.reflection"):
-            assert ask(path, name, 100 << 10) == CODE.INVALID_ARGUMENT, path  # who errs is told
+            assert ask(path, name, 100 << 10) == CODE.INVALID_ARGUMENT, path  # the sender is told
 
 
 def ended(server):
@@ -95,8 +95,8 @@ def test_connections_without_calls_time_out(start):
 
 
 def test_a_connection_whose_caller_is_removed_times_out(start, tmp_path):
-    """Its connection ends, although a call on it was accepted once; those of others stay, however
-    long they are idle."""
+    """Its connection ends although a call on it was accepted once; those of other callers stay,
+    however long they are idle."""
     server, channel = start("--first-call-timeout", "0.5")
 
     def let_in(*names):
@@ -121,7 +121,7 @@ def test_a_connection_whose_caller_is_removed_times_out(start, tmp_path):
 
 
 def test_unauthenticated_connections_make_room_for_callers(start):
-    """Whatever the number and age of their connections."""
+    """Whatever the number and age of unauthenticated connections."""
     server, channel = start("--max-connections", "8", "--max-connections-per-peer", "8",
                             "--first-call-timeout", "3600")
     with contextlib.ExitStack() as stack:
@@ -142,12 +142,12 @@ def test_unauthenticated_connections_make_room_for_callers(start):
                              lambda: server.metric("attend_connections") == 7)
             watch = stack.enter_context(channel()).unary_stream(WATCH)(b"", timeout=wire.SECONDS)
             assert next(watch) == SERVING
-        stream.ask(wire.small_request())  # who called first is never in the way
+        stream.ask(wire.small_request())  # a caller that came first is never closed for others
         stream.close()
 
 
 def test_watches_are_bounded(start):
-    """8 on a connection; a caller's connection may have 64, and more when these end."""
+    """8 on a connection; a caller's connection may have 64, and more once these end."""
     _, channel = start()
 
     def watch(connection):
@@ -160,7 +160,7 @@ def test_watches_are_bounded(start):
     with channel() as strange, channel() as callers:
         stream = open_stream(callers)
         for connection, most in ((strange, 8), (callers, 64)):
-            watches = [watch(connection) for _ in range(most)]  # open while they are kept
+            watches = [watch(connection) for _ in range(most)]  # they stay open while referenced
             assert [next(each) for each in watches] == [SERVING] * most
             answer = refusal(lambda: next(watch(connection)))
             assert answer.code == CODE.RESOURCE_EXHAUSTED
@@ -172,7 +172,7 @@ def test_watches_are_bounded(start):
 
 
 def test_the_oldest_watch_makes_room(start):
-    """Of all strangers', 1,024."""
+    """The total for all unauthenticated peers is 1,024."""
     _, channel = start("--max-connections", "140", "--max-connections-per-peer", "140",
                        "--max-calls", "2000", "--max-calls-per-peer", "2000")
     with contextlib.ExitStack() as stack:
@@ -187,7 +187,7 @@ def test_the_oldest_watch_makes_room(start):
         with channel() as another:
             watch = another.unary_stream(WATCH)(b"", timeout=wire.SECONDS)
             assert next(watch) == SERVING
-            # Which came first is not known here.
+            # Which of them was first is not known here.
             harness.wait_for("one to end", lambda: any(each.done() for each in watches))
             assert [each.code() for each in watches if each.done()] == [CODE.RESOURCE_EXHAUSTED]
         stream.ask(wire.small_request())
@@ -195,7 +195,7 @@ def test_the_oldest_watch_makes_room(start):
 
 
 def test_a_peers_watches_do_not_end_anothers(start, tmp_path):
-    """The user of a Unix socket is another peer than 127.0.0.1."""
+    """A Unix socket's user counts as another peer than 127.0.0.1."""
     path = f"unix:{tmp_path}/socket"
     _, channel = start("--listen", path, "--max-connections", "140", "--max-connections-per-peer",
                        "140", "--max-calls", "2000", "--max-calls-per-peer", "2000")
@@ -207,7 +207,7 @@ def test_a_peers_watches_do_not_end_anothers(start, tmp_path):
         for _ in range(129):
             strange = stack.enter_context(channel())
             watches += [strange.unary_stream(WATCH)(b"", timeout=wire.SECONDS) for _ in range(8)]
-        for each in watches:  # all have begun then
+        for each in watches:  # by then all have begun
             with contextlib.suppress(grpc.RpcError):
                 assert next(each) == SERVING
         harness.wait_for("nine to make room", lambda: sum(each.done() for each in watches) == 9)
@@ -234,7 +234,7 @@ def test_without_tokens_connections_do_not_time_out(start_server):
 def test_small_methods_refuse_large_messages_of_callers(start):
     server, connect = start("--oip", "--session-memory=16MiB")
     send_large(server, connect, lambda name: bearer(TOKENS[name]))
-    # A request may have 16 MiB.
+    # Requests may have 16 MiB.
     for number, code in ((24 << 20, CODE.INVALID_ARGUMENT), (40 << 20, CODE.RESOURCE_EXHAUSTED)):
         with connect() as channel:
             answer = strangers.ask(channel, wire.ATTEND, bearer(TOKENS["blue"]), bytes(number))

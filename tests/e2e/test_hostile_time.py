@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's time that one caller can take: work ends when it is no longer wanted."""
+"""Server time that one caller can take: work ends when it is no longer wanted."""
 
 import grpc
 import pytest
@@ -8,7 +8,7 @@ import harness
 import hostile
 import wire
 
-# Ten minutes of a core, within the default limit of two threads: nothing below waits for one.
+# Ten minutes of a core, below the default limit of two threads: nothing here waits for its end.
 ENDLESS = dict(length=1 << 20, dim=1)
 CODE = grpc.StatusCode
 
@@ -45,7 +45,7 @@ def test_a_deadline_stops_a_running_request(server, kernel):
     with wire.connect(server.address) as service:
         assert outcome(service.Attend.future(request, timeout=1)) is CODE.DEADLINE_EXCEEDED
         is_idle(server)
-        # It was on the only lane: the next large one would wait for it.
+        # It ran on the only lane, so the next large one would wait for it.
         service.Attend(wire.small_request(length=2048, dim=64), timeout=wire.SECONDS)
 
 
@@ -79,7 +79,7 @@ def test_requests_that_would_take_hours_are_refused(server):
 
 def test_unwanted_checks_are_dropped_and_their_memory_freed(start_server):
     server = start_server(*hostile.SMALL_LIMITS, "--max-checks", "16")
-    # Each takes the checker a second or two.
+    # Each occupies the checker for a second or two.
     request = wire.small_request(length=8192, dim=1, check=True, softcap=30.0)
     with wire.connect(server.address) as service:
         calls = [service.Attend.future(request, timeout=600) for _ in range(24)]
@@ -98,7 +98,8 @@ def test_clients_deadlines_are_counted_as_such(server):
         call = service.Attend.future(wire.small_request(**ENDLESS), timeout=600)
         runs(server)
         late = [service.Attend.future(wire.small_request(seed=n), timeout=1) for n in range(20)]
-        # Behind what is expected to run for long they are refused, else they end in the queue.
+        # Behind work that is expected to run for long they are refused; otherwise they expire in
+        # the queue.
         codes = {CODE.DEADLINE_EXCEEDED, CODE.RESOURCE_EXHAUSTED}
         assert {outcome(each) for each in late} <= codes
         harness.wait_for("all to be counted", lambda: sum(server.metric(

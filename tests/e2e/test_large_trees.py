@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees whose masks are large: they are written out on a worker thread once a request is whole."""
+"""Trees whose masks are large: they are expanded on a worker thread once a request is complete."""
 
 import time
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("libraries")
 
 @pytest.mark.parametrize("batch, tokens, length", [(1, 1024, 1100), (4, 200, 1600)])
 def test_large_trees_and_large_masks(client, random, batch, tokens, length):
-    """The second mask has more than a MiB, the first a tree of 128 KiB."""
+    """The second mask has more than a MiB, the first has a tree of 128 KiB."""
     q, k, v = (values(random, batch, 1, length, 8) for _ in "qkv")
     tree = trees(random, 1, tokens)
     mask = whole(tree, [tokens] * batch, [length] * batch, [length] * batch, length, length)
@@ -29,7 +29,7 @@ def test_large_trees_and_large_masks(client, random, batch, tokens, length):
 
 
 def large_call(random):
-    """Four sequences whose mask has more than a MiB, in a message of less."""
+    """Four sequences with a mask of more than a MiB, in a smaller message."""
     q, k, v = (values(random, 4, 1, 1600, 8) for _ in "qkv")
     case = Case(q, k, v, "float32")
     request = wire.make_request(case)

@@ -20,8 +20,8 @@ from limits import Limits, attend, refused
 
 @contextlib.contextmanager
 def uploading(service, **fields):
-    """While a request of the tenant a is in flight, because its client has sent the header alone;
-    then the rest is sent, and it is served."""
+    """While a request of tenant a is in flight, as its client has sent only the header; afterwards
+    the rest is sent, and it is served."""
     request = wire.small_request(length=64, **fields)
     header = wire.pb.AttendChunkedRequest(header=chunked.header_of(request))
     stream = chunked.Stream(service, header, metadata=[("x-attend-tenant", "a")])
@@ -34,7 +34,7 @@ def uploading(service, **fields):
     assert chunked.assemble(messages).o.shape
 
 
-def test_requests_in_flight(start_server, tmp_path):
+def test_requests_in_flight_are_limited(start_server, tmp_path):
     server = start_server(*Limits(tmp_path, "[a]\nrequests-in-flight = 1\n").flags)
     with wire.connect(server.address) as service:
         with uploading(service):
@@ -51,7 +51,7 @@ def test_requests_in_flight(start_server, tmp_path):
     assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 1
 
 
-# Methods without tensors.
+# The methods without tensors.
 SMALL = [f"/attend.v1.SessionService/{name}Session{'s' if name == 'List' else ''}"
          for name in ("List", "Create", "Fork", "Truncate", "Get")]
 SMALL += [f"/inference.GRPCInferenceService/{name}" for name in (
@@ -79,7 +79,7 @@ def test_small_calls_take_a_place_in_flight(start_server, tmp_path):
             for path in ("/attend.v1.AttentionService/GetServerInfo",
                          "/inference.GRPCInferenceService/ServerReady"):
                 assert ask(path).code != grpc.StatusCode.RESOURCE_EXHAUSTED
-        for path in 3 * SMALL:  # each gives its place back before its client hears of its end
+        for path in 3 * SMALL:  # each frees its place before its client learns of its end
             assert ask(path).code != grpc.StatusCode.RESOURCE_EXHAUSTED, path
     assert server.metric("attend_tenant_used", tenant="a", limit="in_flight") == 0
     assert server.metric("attend_tenant_limited_total", tenant="a",
@@ -95,8 +95,7 @@ def test_small_calls_take_a_place_in_flight(start_server, tmp_path):
 
 
 def test_sessions_are_kept_and_freed_while_all_places_are_taken(start_server, tmp_path):
-    """A client asks only once to free a session, so a refusal would leave the session its
-    memory."""
+    """Clients try only once to free a session, so a refusal would leave its memory in use."""
     server = start_server(*Limits(tmp_path, "[a]\nrequests-in-flight = 1\n").flags,
                           "--session-memory=16MiB")
     with wire.connect(server.address) as service, sessions.client(server.address, "a") as calls:
@@ -111,7 +110,7 @@ def test_sessions_are_kept_and_freed_while_all_places_are_taken(start_server, tm
 
 
 def test_small_calls_are_charged_and_no_rate_refuses_them(start_server, tmp_path):
-    """A session must not lose its lease, nor memory stay in use, because its tenant is in debt."""
+    """A tenant in debt must neither lose a session's lease nor be unable to free its memory."""
     limits = Limits(tmp_path, SLOW_BYTES)
     server = start_server(*limits.flags, "--session-memory=16MiB")
     with wire.connect(server.address) as service, sessions.client(server.address, "a") as calls:
@@ -128,7 +127,7 @@ def test_small_calls_are_charged_and_no_rate_refuses_them(start_server, tmp_path
         refused(service, wire.small_request())
 
 
-def test_checks(start_server, tmp_path):
+def test_checks_are_limited(start_server, tmp_path):
     server = start_server(*Limits(tmp_path, "checks = 1\n").flags)
     with wire.connect(server.address) as service:
         with uploading(service, check=True):
@@ -141,9 +140,9 @@ def test_checks(start_server, tmp_path):
 
 @pytest.mark.parametrize("key,name,rate", [("bytes-per-second", "bytes", "1000"),
                                            ("gflop-per-second", "cost", "0.001")])
-def test_rates(start_server, tmp_path, key, name, rate):
+def test_rates_are_limited(start_server, tmp_path, key, name, rate):
     """The first request, larger than the burst, is served and puts the tenant into debt for many
-    seconds; another tenant, and the same with another limit, is served."""
+    seconds; other tenants, and requests under other limits, are served."""
     limits = Limits(tmp_path, f"{key} = {rate}\n")
     server = start_server(*limits.flags)
     request = wire.small_request(length=512)
@@ -161,12 +160,12 @@ def test_rates(start_server, tmp_path, key, name, rate):
     assert server.metric("attend_tenant_limited_requests_total", tenant="a") == 1
 
 
-def test_bytes_are_those_of_the_tensors(start_server, tmp_path):
+def test_only_bytes_of_tensors_are_charged(start_server, tmp_path):
     server = start_server(*Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\n").flags)
     with wire.connect(server.address) as service:
         attend(service, wire.small_request(length=16))
     used = server.metric("attend_tenant_used", tenant="a", limit="bytes")
-    assert 0 <= 4 * 16 * 64 * 4 - used < 60  # one comes back each second
+    assert 0 <= 4 * 16 * 64 * 4 - used < 60  # one byte is returned each second
 
 
 def test_refusals_on_streams_have_a_retry_hint(start_server, tmp_path):
@@ -183,7 +182,7 @@ def test_refusals_on_streams_have_a_retry_hint(start_server, tmp_path):
             assert "bytes-per-second" in status.message and status.retry_after_ms > 1000
 
 
-def test_open_streams(start_server, tmp_path):
+def test_open_streams_are_limited(start_server, tmp_path):
     server = start_server(*Limits(tmp_path, "[a]\nstreams = 1\n").flags)
 
     def stream(tenant, requests=()):
@@ -205,10 +204,10 @@ def test_open_streams(start_server, tmp_path):
         assert "streams: the tenant has 1, may have at most 1" in failure.value.details()
         assert int(dict(failure.value.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
         assert not list(stream("b"))
-        attend(service, wire.small_request())  # which is no stream
+        attend(service, wire.small_request())  # which does not count as a stream
         gate.set()
         assert not list(held)
-        # Its place is free before its client hears of the end.
+        # Its place is free before its client learns of its end.
         assert len(list(stream("a", [wire.small_request()]))) == 1
     assert server.metric("attend_tenant_limited_total", tenant="a", limit="streams") == 1
     assert server.metric("attend_requests_total", code="RESOURCE_EXHAUSTED") == 1
@@ -219,12 +218,12 @@ def charged(server):
     return server.metric("attend_tenant_used", tenant="a", limit="bytes")
 
 
-# Bytes come back at one a second.
+# One byte is returned each second.
 SLOW_BYTES = "bytes-per-second = 1\nbytes-burst = 1GiB\n"
 
 
 def test_refused_requests_are_charged_their_received_bytes(start_server, tmp_path):
-    """Its message, but neither its answer nor its cost."""
+    """Charged for its message, but neither for its answer nor for its cost."""
     limits = Limits(tmp_path, SLOW_BYTES + "[a]\ngflop-per-second = 1\n")
     server = start_server(*limits.flags, "--max-queue=1", "--lanes=1")
     request = wire.small_request()
@@ -245,7 +244,7 @@ def test_refused_requests_are_charged_their_received_bytes(start_server, tmp_pat
 @pytest.mark.parametrize("wrong", ["too large", "cannot be read", "not valid", "no such region",
                                    "no such session", "no place"])
 def test_invalid_requests_are_charged_their_received_bytes(start_server, tmp_path, wrong):
-    """Each of these messages is read whole."""
+    """Each of these messages is read completely."""
     limits = Limits(tmp_path, SLOW_BYTES)
     server = start_server(*limits.flags, "--max-request-bytes=1MiB", "--session-memory=16MiB",
                           "--shared-memory", "--shared-memory-socket", tmp_path / "shm.sock")
@@ -275,7 +274,7 @@ def test_invalid_requests_are_charged_their_received_bytes(start_server, tmp_pat
         assert 0 <= before + len(message) - charged(server) < 60
 
 
-def test_sessions(start_server, tmp_path):
+def test_sessions_are_limited(start_server, tmp_path):
     limits = Limits(tmp_path, "[a]\nsessions = 2\n")
     server = start_server(*limits.flags)
     with sessions.client(server.address, "a") as a, sessions.client(server.address, "b") as b:
@@ -294,9 +293,9 @@ def test_sessions(start_server, tmp_path):
         a.call("ForkSession", session=made[1].id)
 
 
-def test_session_memory(start_server, tmp_path, random):
-    """Its own idle sessions make room; an append that still does not fit is refused, and costs
-    others nothing."""
+def test_session_memory_is_limited(start_server, tmp_path, random):
+    """The tenant's own idle sessions make room; an append that still does not fit is refused
+    without evictions."""
     limits = Limits(tmp_path, "[a]\nsession-memory = 256KiB\n")
     server = start_server(*limits.flags)
     row_bytes = sessions.KV_HEADS * (sessions.DIM + sessions.DIM_V) * 4
@@ -346,11 +345,11 @@ def test_limits_change_under_calls_and_a_wrong_file_changes_nothing(start_server
 
 
 @pytest.mark.parametrize("text,words", [
-    ("[nobody]\n", "[nobody] must be a tenant"),
+    ("[unknown]\n", "[unknown] must be a tenant"),
     ("streams = 0\n", "line 1: streams is \"0\", must be a whole number in [1, 16777216], or none"),
     (None, "cannot be read: No such file"),
 ])
-def test_a_wrong_file_at_the_start(tmp_path, text, words):
+def test_a_wrong_file_fails_the_start(tmp_path, text, words):
     path = tmp_path / "limits.toml"
     if text is not None:
         path.write_text(text)

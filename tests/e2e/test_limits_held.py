@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant may hold (--limits): shared memory and connections; and how GetServerInfo reports
-limits to callers."""
+"""Tenant limits (--limits) on shared memory and connections, and how GetServerInfo reports them to
+callers."""
 
 import contextlib
 import json
@@ -20,7 +20,8 @@ from limits import Limits, attend, refused
 
 
 def give_tokens(folder, scopes):
-    """The tokens of callers "a" and "b", of the tenants of these names, and the flags."""
+    """The tokens of callers "a" and "b", who belong to the tenants of these names, and the
+    flags."""
     tokens = {name: strangers.token() for name in "ab"}
     (folder / "tokens").write_text("".join(
         strangers.line(name, token, f"tenant={name}", f"scopes={scopes}")
@@ -28,8 +29,8 @@ def give_tokens(folder, scopes):
     return tokens, ("--tokens", folder / "tokens")
 
 
-def test_shared_memory(start_server, tmp_path):
-    """The regions of all connections of a tenant, until they are closed."""
+def test_shared_memory_is_limited_by_tenant(start_server, tmp_path):
+    """The regions of all connections of a tenant count until they are closed."""
     tokens, flags = give_tokens(tmp_path, "compute")
     limits = Limits(tmp_path, "shared-memory = 64KiB\n")
     path = tmp_path / "regions" / "sock"
@@ -100,7 +101,7 @@ def test_each_tenant_has_its_part_of_shared_memory(start_server, tmp_path):
     region = create(other).created.token
     attend("b", region)
     for token in held:
-        attend("a", token)  # none has made room
+        attend("a", token)  # none has been closed for it
     assert "its reserved share is" in create(second).error.message
     assert many[0].ask(release=wire.shm.ReleaseRegion(token=held[0])).HasField("released")
     assert create(second).HasField("created"), "of what is in common"
@@ -125,8 +126,8 @@ def test_requests_beyond_a_tenants_memory_name_its_parts(start_server):
 
 
 def test_with_tokens_default_has_a_part_only_if_it_is_named(start_server, tmp_path):
-    """No caller may be it. A caller that becomes it while the server runs gets what others
-    leave."""
+    """No caller may be "default" here. A caller that becomes it while the server runs gets what
+    others leave."""
     tokens, flags = give_tokens(tmp_path, "compute")
     named = start_server("--memory-budget=1536KiB", "--tenant=default=1,a=1,b=1", *flags)
     assert "tenants: default=1, a=1, b=1;" in named.log()
@@ -149,13 +150,13 @@ def test_with_tokens_default_has_a_part_only_if_it_is_named(start_server, tmp_pa
     assert server.metric("attend_tenant_requests_total", tenant="default", code="OK") == 1
 
 
-# A channel with a connection of its own.
+# A channel with its own connection.
 OWN = [*wire.UNLIMITED, ("grpc.use_local_subchannel_pool", 1)]
 
 
 @pytest.mark.parametrize("why", ["scope", "another tenant", "connections"])
 def test_refused_callers_are_charged_their_received_bytes(start_server, tmp_path, why):
-    """The check is at the headers, and nothing of the messages is kept."""
+    """The check reads the headers alone, and keeps nothing of the messages."""
     tokens, flags = give_tokens(tmp_path, "info" if why == "scope" else "compute")
     limits = Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\nconnections = 1\n")
     server = start_server(*limits.flags, *flags)
@@ -183,7 +184,7 @@ def test_refused_callers_are_charged_their_received_bytes(start_server, tmp_path
         assert charged("default") == charged("b") == 0
 
 
-def test_reflection_is_charged_what_it_reads_and_answers(start_server, tmp_path):
+def test_reflection_is_charged_for_its_bytes(start_server, tmp_path):
     limits = Limits(tmp_path, "bytes-per-second = 1\nbytes-burst = 1GiB\n")
     server = start_server(*limits.flags)
 
@@ -202,8 +203,8 @@ def test_reflection_is_charged_what_it_reads_and_answers(start_server, tmp_path)
 
 
 @pytest.mark.parametrize("way", ["tcp", "ipv6", "unix", "tls"])
-def test_connections(start_server, tmp_path, way):
-    """Open connections on which a tenant has called, however many calls each has."""
+def test_connections_are_limited_by_tenant(start_server, tmp_path, way):
+    """Counts open connections on which a tenant has called, however many calls each has."""
     listen, tls = "127.0.0.1:0", ()
     if way == "ipv6":
         listen = "[::1]:0"
@@ -236,7 +237,7 @@ def test_connections(start_server, tmp_path, way):
         next(services[2].AttendStream(iter(()), metadata=[("x-attend-tenant", "a")],
                                       timeout=wire.SECONDS))
     assert failure.value.details() == words
-    attend(services[2], wire.small_request(), "b")  # the connection is open, and others' as well
+    attend(services[2], wire.small_request(), "b")  # open, like those of others
     attend(services[0], wire.small_request(), "b")
     assert used("b") == 2
     assert server.metric("attend_rejected_requests_total", reason="tenant_limit") == 2
@@ -261,7 +262,7 @@ def test_connections(start_server, tmp_path, way):
 
 
 def test_reflection_counts_as_a_stream(start_server, tmp_path):
-    """It takes a place, has a line of the access log, and does not outlive a drain."""
+    """It takes a place, has a line in the access log, and ends with a drain."""
     limits = Limits(tmp_path, "streams = 1\n")
     access = tmp_path / "access"
     server = start_server(*limits.flags, "--access-log", access)
@@ -300,7 +301,8 @@ def test_reflection_counts_as_a_stream(start_server, tmp_path):
 
 
 def test_unread_answers_leave_others_their_part_of_the_memory_budget(start_server, tmp_path):
-    """Though "a" may have one request in flight: its answers count no more once they are ready."""
+    """Although "a" may have only one request in flight: answers no longer count once they are
+    ready."""
     limits = Limits(tmp_path, "[a]\nrequests-in-flight = 1\n")
     server = start_server(*limits.flags, *hostile.SMALL_LIMITS, "--write-timeout", "0")
 
@@ -318,7 +320,7 @@ def test_unread_answers_leave_others_their_part_of_the_memory_budget(start_serve
         with wire.connect(server.address) as service:
             for _ in range(3):
                 attend(service, request, "b")
-            # Of 64 MiB, half is for all and a third of the other half for each tenant: 6 answers.
+            # Half of 64 MiB is common, and each tenant has a third of the other half: 6 answers.
             harness.wait_for("b's memory to be back", lambda: (
                 server.metric("attend_host_memory_used_bytes") == 6 * (6 << 20)))
             details, _ = refused(service, request, "a")
@@ -369,10 +371,10 @@ def test_callers_see_their_own_tenants_limits(start_server, tmp_path):
     rate = r"bytes-per-second +1000 B a second, burst 1.953 KiB; taken .*, refused 1 time\n"
     assert re.search(rate, said), said
     assert re.search(r"streams +at most 4; taken 0, refused 0 times", said), said
-    assert "no limit" not in said  # of what is neither bound nor taken
+    assert "no limit" not in said  # parts that are neither reserved nor in use
 
 
-def test_session_memory_that_callers_see(start_server, tmp_path, random):
+def test_callers_see_their_session_memory(start_server, tmp_path, random):
     server = start_server(*Limits(tmp_path, "[a]\nsession-memory = 1MiB\n").flags)
     with sessions.client(server.address, "a") as a:
         a.attend(sessions.step(random, [sessions.Sequence(random, a.create())], 64, 1)[0])

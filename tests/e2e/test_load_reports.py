@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attend-client load, compare and bench-local write: files that describe themselves as
-client/load/README.md says, pictures, and verdicts."""
+"""Reports of attend-client load, compare and bench-local: files with the fields of
+client/load/README.md, plots, and verdicts."""
 
 import json
 import re
@@ -33,14 +33,14 @@ def loads(server, tmp_path_factory):
 
 
 def expand(name):
-    """a.{b,c}.d is a.b.d and a.c.d."""
+    """a.{b,c}.d stands for a.b.d and a.c.d."""
     parts = re.fullmatch(r"([^{]*){([^}]*)}(.*)", name)
     return [parts[1] + each + parts[3] for each in parts[2].split(",")] if parts else [name]
 
 
 def table(page, language):
-    """{field: type} of the page's block of that language. A line has names, their type and what
-    they are; one with nothing but a prefix is that of the indented lines below it."""
+    """{field: type} of the page's block of that language. A line has names, their type and their
+    meaning; a line with only a prefix applies to the indented lines below it."""
     text = (ROOT / page).read_text().split(f"\n```{language}\n")[1].split("\n```")[0]
     found, prefix = {}, ""
     for line in text.splitlines():
@@ -60,7 +60,8 @@ FACTS = {name: kind for name, kind in LOAD.items() if name.split(".")[0] in
 
 
 def fields(value, path=""):
-    """[(path, value)] of everything that is neither an object nor an array, latencies whole."""
+    """[(path, value)] of everything that is neither an object nor an array; latencies are not
+    split."""
     if isinstance(value, dict):
         if "count" in value and value.keys() <= LATENCY:
             return [(path, value)]
@@ -72,7 +73,7 @@ def fields(value, path=""):
 
 
 def check_fields(files, kinds):
-    """Every field is in `kinds` with its type, and each of those is in a file."""
+    """Every field is in `kinds` with its type, and each of those occurs in a file."""
     seen = set()
     types = {"string": str, "number": (int, float, type(None)), "bool": bool, "latency": dict}
     for path, value in (one for file in files for one in fields(file)):
@@ -100,7 +101,7 @@ def test_the_json_of_sessions_is_as_documented(server, start_server, tmp_path):
                  FACTS | table("client/load/README.md", "session-fields"))
 
 
-def test_a_file_says_how_it_was_made(server, loads):
+def test_a_result_file_names_its_settings(server, loads):
     load = loads[0]
     assert load["schema"] == "attend-load/1" and load["server"] == server.address
     assert f"load --server {server.address} --shape B1,H1,L16,D64" in load["command"]
@@ -112,7 +113,7 @@ def test_a_file_says_how_it_was_made(server, loads):
     assert (shape["heads_q"], shape["len_k"], shape["dim_v"]) == (1, 16, 64)
 
 
-def test_a_range_is_a_row_each(loads):
+def test_each_value_of_a_range_is_a_row(loads):
     steps = loads[0]["steps"]
     assert [step["concurrency"] for step in steps] == [1, 2, 4]
     for step in steps:
@@ -127,7 +128,7 @@ def words_of(picture):
     return {node.text for node in root.iter("{http://www.w3.org/2000/svg}text")}
 
 
-def test_a_picture(server, tmp_path):
+def test_a_plot_is_drawn_from_result_files(server, tmp_path):
     svg = tmp_path / "load.svg"
     run_load(server, tmp_path, "--concurrency", "1:2:x2", "--duration", "0.2", "--plot", svg)
     assert {"requests/s answered", "latency, ms", "p50", "p90", "kernel", "x2",
@@ -135,7 +136,7 @@ def test_a_picture(server, tmp_path):
 
 
 def scaled(path, to, factor):
-    """The load of `path` with its rates multiplied, as if it were another run."""
+    """The load of `path` with its rates multiplied, as if from another run."""
     load = json.loads(path.read_text())
     for step in load["steps"]:
         for figures in (step, *step["windows"]):
@@ -148,7 +149,7 @@ def verdicts(out, figure):
     return re.findall(rf"^(?:closed x\d)? +{figure} .*\d  (\D.*)$", out, re.M)
 
 
-def test_compare(server, tmp_path):
+def test_compare_shows_the_difference_of_two_results(server, tmp_path):
     a = tmp_path / "a0.json"
     run_load(server, tmp_path, "--concurrency", "1:2:x2", "--duration", "0.3", name="a0")
     before = [a] + [scaled(a, tmp_path / f"a{n}.json", 1 + n / 100) for n in (1, 2)]
@@ -163,7 +164,7 @@ def test_compare(server, tmp_path):
 
 
 def test_one_file_a_side_shows_no_difference(server, tmp_path):
-    """Even one of a factor of a hundred: it might be the machine."""
+    """Even a factor of a hundred might be due to the machine."""
     run_load(server, tmp_path, "--concurrency", "1:2:x2", "--duration", "0.3", name="a")
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     same = run_client("compare", a, a).stdout
@@ -193,7 +194,7 @@ def test_compare_has_no_verdict_on_unstable_measurements(server, tmp_path):
     assert verdicts(out, "requests/s") == ["NOT STABLE"]
 
 
-def test_bad_use_of_compare(tmp_path):
+def test_bad_use_of_compare_is_reported(tmp_path):
     bad = tmp_path / "b.json"
     bad.write_text("{}")
     for args, words in (((bad, bad), "b.json"), (("--before", bad), "--after"), ((), "--before"),
@@ -227,19 +228,19 @@ def test_bench_local(start_server, tmp_path):
             assert len(way["round_mean_ms"]) == 3
             parts = way["phase_mean_ms"]
             assert parts["kernel"] <= parts["total"] <= way["latency_ms"]["mean"]
-            # Nothing is left out: the parts are the call.
+            # Nothing is left out: the parts add up to the call.
             together = parts["client"] + parts["total"] + parts["network"]
             assert abs(together - way["latency_ms"]["mean"]) < 1e-3 * together
         assert here["phase_mean_ms"]["network"] == 0 == here["phase_mean_ms"]["client"]
         assert min(way["phase_mean_ms"]["client"] for way in (inline, shared)) > 0
-    # 9 MiB of K and V, which are copied where they were not made in shared memory.
+    # 9 MiB of K and V, copied unless they were made in shared memory.
     for way in (inline, in_place):
         assert shared["phase_mean_ms"]["client"] > way["phase_mean_ms"]["client"]
     assert done.stdout.count("times as long as here") == 9
     assert "served, shared memory" in plot.read_text() and ">client<" in plot.read_text()
 
 
-def test_bad_use_of_bench_local():
+def test_bad_use_of_bench_local_is_reported():
     for args, words in ((("--device", "tpu"), "auto, cpu or cuda:N"),
                         (("--shape", "B1,H1,L8,D8,backward"), "excludes backward"),
                         (("--device", "cuda:99"), "cuda:99")):

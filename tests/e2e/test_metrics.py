@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""/metrics: clean by promtool, complete from the start, moving with the traffic, scraped by a real
-Prometheus with the project's rules; the rules and the dashboard name only what exists."""
+"""/metrics: accepted by promtool, complete from the start, following the traffic, scraped by a real
+Prometheus with the project's rules; the rules and the dashboard name only existing metrics."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def promtool_check(text):
                           capture_output=True)
 
 
-def test_clean_and_complete_from_the_start(start_server):
+def test_all_families_exist_from_the_start_with_zero(start_server):
     server = start_server()
     text = server.metrics_text()
     done = promtool_check(text)
@@ -41,7 +41,7 @@ def test_clean_and_complete_from_the_start(start_server):
     assert promtool_check(server.metrics_text()).returncode == 0
 
 
-def test_counters_move(start_server):
+def test_counters_follow_the_calls(start_server):
     server = start_server()
     good = [wire.small_request(seed=i, length=32, check=i < 2) for i in range(5)]
     with wire.connect(server.address) as service:
@@ -105,7 +105,7 @@ def test_the_heap_metric_falls_when_memory_is_freed(start_server):
     assert more < idle < server.metric("process_resident_memory_bytes")
     with hostile.Http2(server.address) as client:
         client.wait_for_frame(hostile.SETTINGS)
-        for _ in range(400):  # calls whose message does not come
+        for _ in range(400):  # calls whose message never arrives
             client.open(wire.ATTEND, (b"x-held", b"x" * 4000))
         harness.wait_for("what calls take",
                          lambda: server.metric("attend_heap_used_bytes") > idle + 2 * more)
@@ -113,7 +113,8 @@ def test_the_heap_metric_falls_when_memory_is_freed(start_server):
 
 
 def test_sampled_checks(start_server):
-    """--reference-check all checks what nobody asked for, and the answer carries the report."""
+    """--reference-check all checks requests that did not ask for it, and answers carry the
+    report."""
     server = start_server("--reference-check", "all")
     with wire.connect(server.address) as service:
         for i in range(3):
@@ -123,8 +124,8 @@ def test_sampled_checks(start_server):
     assert server.metric("attend_reference_checks_total", result="failed") == 0
 
 
-def test_metrics_off(tmp_path):
-    """--metrics-listen off opens no port."""
+def test_metrics_can_be_disabled(tmp_path):
+    """With --metrics-listen off no port is opened."""
     folder = tmp_path / "server"
     folder.mkdir()
     ready = folder / "ready"

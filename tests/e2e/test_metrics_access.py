@@ -53,7 +53,7 @@ def tls_flags(pair):
 
 
 def serial(address, ca):
-    """Of the certificate that the endpoint shows."""
+    """The serial number of the certificate that the endpoint shows."""
     with socket.create_connection(address.split(":")) as plain, \
             trust(ca).wrap_socket(plain, server_hostname="localhost") as secure:
         return secure.getpeercert()["serialNumber"]
@@ -101,7 +101,7 @@ def test_changed_tokens_apply_at_once(start_server, tmp_path):
 
 
 def test_each_file_has_its_own_gauge(start_server, ca, tmp_path):
-    """Whether the metrics address could load a file says nothing about gRPC's."""
+    """The gauge of the metrics address is independent of gRPC's."""
     pairs = {name: [tmp_path / f"{name}.pem", tmp_path / f"{name}.key"] for name in ("grpc", "own")}
 
     def issue(name):
@@ -157,7 +157,7 @@ def test_a_changed_certificate_is_shown_and_a_wrong_one_is_not(start_server, ca,
     server = start_server(*tls_flags(pair))
     first = serial(server.metrics_address, ca)
     second = ca.issue("second", usage="serverAuth")
-    shutil.copy(second[0], pair[0])  # now it does not fit the key
+    shutil.copy(second[0], pair[0])  # now the certificate does not fit the key
     assert serial(server.metrics_address, ca) == first
     assert "certificates not reloaded; the previous ones stay in use" in server.log()
     shutil.copy(second[1], pair[1])
@@ -165,7 +165,7 @@ def test_a_changed_certificate_is_shown_and_a_wrong_one_is_not(start_server, ca,
                      lambda: serial(server.metrics_address, ca) != first)
 
 
-def test_when_the_certificate_ends_is_a_metric(start_server, ca):
+def test_the_certificates_expiry_is_a_metric(start_server, ca):
     pair = ca.issue("ends", days=7, usage="serverAuth")
     server = start_server(*tls_flags(pair))
     text = ask(server.metrics_address, "/metrics", context=trust(ca))[1]
@@ -185,8 +185,8 @@ def test_incomplete_handshakes_do_not_block_scrapes(start_server, ca):
         assert ask(server.metrics_address, "/metrics", context=trust(ca))[0] == 200
 
 
-def test_draining_is_alive_and_not_ready(start_server, tmp_path):
-    """While a request runs, none of which needs a token to be told."""
+def test_a_draining_server_is_alive_but_not_ready(start_server, tmp_path):
+    """While a request runs; none of these need a token."""
     server = start_server("--lanes", "1", "--drain-timeout", "120", "--metrics-auth",
                           scrapers(tmp_path / "auth", a=TOKEN))
     with wire.connect(server.address) as service:
@@ -204,7 +204,7 @@ def test_draining_is_alive_and_not_ready(start_server, tmp_path):
 
 
 def test_beyond_loopback_metrics_need_tls_and_authentication(start_server, ca, tmp_path):
-    """With the server's own certificate and tokens if it has no others, or openly if so
+    """With the server's own certificate and tokens unless it has others, or without any if so
     configured."""
     with pytest.raises(harness.ServerEnded, match="0.0.0.0:0 is beyond loopback"):
         start_server(metrics="0.0.0.0:0")
@@ -229,7 +229,8 @@ def test_beyond_loopback_metrics_need_tls_and_authentication(start_server, ca, t
     (["--metrics-auth", "AUTH", "--metrics-listen", "off"],
      "--metrics-auth: needs --metrics-listen"),
     (["--metrics-tls-cert", "CERT", "--metrics-tls-key", "OTHER"], "key values mismatch"),
-    (["--metrics-tls-cert", "NONE", "--metrics-tls-key", "KEY"], "NONE: No such file or directory"),
+    (["--metrics-tls-cert", "NONE", "--metrics-tls-key", "KEY"],
+     "NONE cannot be read: No such file or directory"),
     (["--metrics-tls-cert", "AUTH", "--metrics-tls-key", "KEY"],
      "metrics-tls-cert AUTH has no certificate in PEM"),
     (["--metrics-tls-cert", "ENDED", "--metrics-tls-key", "KEY"],
@@ -255,7 +256,7 @@ def test_unusable_settings_are_one_line(ca, tmp_path, args, said):
 
 
 def memory_of(server):
-    """All that the process can write, as bytes."""
+    """All memory that the process can write, as bytes."""
     with open(f"/proc/{server.process.pid}/mem", "rb") as memory:
         for line in server.proc("maps").splitlines():
             first, last = (int(word, 16) for word in line.split()[0].split("-"))
@@ -266,8 +267,8 @@ def memory_of(server):
                 yield memory.read(last - first)
 
 
-def test_a_scraper_s_token_does_not_outlive_its_request(start_server, tmp_path):
-    """Neither as it came nor decoded, at whichever moment it is refused."""
+def test_a_scrapers_token_does_not_outlive_its_request(start_server, tmp_path):
+    """Neither as sent nor decoded, at whichever point it is refused."""
     path = scrapers(tmp_path / "auth", prometheus=TOKEN)
     server = start_server("--metrics-auth", path, "--receive-memory", "0")
     encoded = basic("prometheus", TOKEN)

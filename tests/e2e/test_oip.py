@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Open Inference Protocol with stubs generated from the project's own proto: what every client
-of KServe or Triton does. For the libraries themselves see tests/ecosystem."""
+"""The Open Inference Protocol with stubs generated from the project's own proto, used like every
+client of KServe or Triton. tests/ecosystem has the client libraries themselves."""
 
 import contextlib
 import mmap
@@ -72,7 +72,7 @@ def refused(call, request, code, part):
     assert part in failed.value.details(), failed.value.details()
 
 
-def test_the_server_and_its_models_say_what_they_are(oip):
+def test_metadata_of_the_server_and_its_models(oip):
     pb = wire.oip_pb
     assert oip.ServerLive(pb.ServerLiveRequest()).live
     assert oip.ServerReady(pb.ServerReadyRequest()).ready
@@ -204,7 +204,7 @@ def test_statistics_count_requests(oip, random):
 
 
 def test_probes_of_kserve_and_kubernetes(start_server):
-    """While a request runs, the draining server is live and answers that it is not ready."""
+    """While a request runs, the draining server reports that it is live and not ready."""
     server = start_server("--oip", "--lanes", "1")
     pb = wire.oip_pb
     with wire.connect(server.address) as service, grpc.insecure_channel(server.address) as channel:
@@ -237,7 +237,7 @@ def test_probes_of_kserve_and_kubernetes(start_server):
     assert server.wait() == 0
 
 
-def test_oip_is_off_unless_asked_for(server):
+def test_oip_is_disabled_by_default(server):
     with grpc.insecure_channel(server.address) as channel:
         stub = wire.oip_stub.GRPCInferenceServiceStub(channel)
         refused(stub.ServerLive, wire.oip_pb.ServerLiveRequest(), grpc.StatusCode.UNIMPLEMENTED,
@@ -246,7 +246,7 @@ def test_oip_is_off_unless_asked_for(server):
 
 @contextlib.contextmanager
 def shared(prefix, size):
-    """A file as shm_open makes it, and its bytes."""
+    """A file like those of shm_open, and its contents."""
     key = f"/{prefix}{secrets.token_hex(8)}"
     path = "/dev/shm" + key
     try:
@@ -293,14 +293,14 @@ def test_system_shared_memory(oip, random, length):
         assert response.raw_output_contents[1] == b""
         assert view[8 + at:8 + at + o_bytes] == expected.raw_output_contents[0]
 
-        # What does not fit is refused before anything is computed.
+        # Tensors that do not fit are refused before anything is computed.
         request.outputs[1].parameters["shared_memory_byte_size"].int64_param = o_bytes - 1
         refused(oip.ModelInfer, request, grpc.StatusCode.INVALID_ARGUMENT, "should be at least")
         request.outputs[1].parameters["shared_memory_byte_size"].int64_param = o_bytes
         request.outputs[1].parameters["shared_memory_offset"].int64_param = at + 1
         refused(oip.ModelInfer, request, grpc.StatusCode.INVALID_ARGUMENT,
                 "Invalid offset + byte size")
-        # The client cuts its file off: an error, and nothing grows again.
+        # The client truncates its file: this is an error, and the server does not extend the file.
         request.outputs[1].parameters["shared_memory_offset"].int64_param = at
         os.truncate("/dev/shm" + key, size - o_bytes)
         refused(oip.ModelInfer, request, grpc.StatusCode.INVALID_ARGUMENT, f"key {key} has")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong, provoked: real servers, a real Prometheus with the project's rules in a shorter
-time (alerts.MINUTE_MS), the alert that fires, and the page that it leads to."""
+"""Failures, provoked: real servers, a real Prometheus with the project's rules at a shorter time
+scale (alerts.MINUTE_MS), the alert that fires, and the section of the page that it links to."""
 
 import contextlib
 import pathlib
@@ -49,7 +49,7 @@ def watched(request, prometheus, start_server):
 
 
 def faulty(fault):
-    """Makes `watched` start a server on fake devices."""
+    """Makes `watched` start a server with fake devices."""
     return {"program": harness.program_of_tests("attend-faulty-server"),
             "env": {"ATTEND_FAULT": fault}}
 
@@ -107,7 +107,7 @@ def dumps_cannot_be_written(watched, _):
 
 @contextlib.contextmanager
 def no_thread_answers(watched, _):
-    """Each call keeps a thread, until none is left."""
+    """Each call occupies a thread, until none is left."""
     server = watched(**faulty("stuck"))
     with harness.at_once(1, lambda: send(server, wire.small_request(softcap=-1), timeout=0.2)):
         yield server
@@ -115,7 +115,7 @@ def no_thread_answers(watched, _):
 
 @contextlib.contextmanager
 def the_log_cannot_be_written(watched, _):
-    """On a disk that is full."""
+    """On a full disk."""
     server = watched("--log-file", "/dev/full", "--log-rate", "0")
     with harness.at_once(1, lambda: send(server, wire.small_request(softcap=-1))):
         yield server
@@ -151,7 +151,7 @@ def requests_take_long(watched, _):
 
 @contextlib.contextmanager
 def unread_answers(server, number):
-    """Calls with answers of 6 MiB that are not read. Yields a function that makes one more."""
+    """Calls with answers of 6 MiB that are not read. Yields a function that makes another one."""
     with hostile.Http2(server.address, window=0) as reader:
         def more():
             stream = reader.open(wire.ATTEND)
@@ -167,7 +167,7 @@ def unread_answers(server, number):
 def memory_is_full(watched, _):
     server = watched("--memory-budget", "64MiB", "--write-timeout", "0")
     with unread_answers(server, 0) as more:
-        # A call that came while others were computed may have been refused, so further ones follow.
+        # A call that arrived during others may have been refused, so further ones follow.
         harness.wait_for("answers that fill the budget", lambda: server.metric(
             "attend_host_memory_used_bytes") > 0.9 * 2**26 or more(), FIRES_SECONDS_MAX)
         with harness.at_once(1, lambda: send(server, wire.small_request(length=8192, dim=64))):
@@ -197,7 +197,7 @@ def more_connections_than_are_taken(watched, _):
         for _ in range(4):
             connection = held.enter_context(hostile.open_socket(server.address))
             connection.sendall(hostile.HELLO)
-            assert connection.recv(9)
+            assert hostile.admitted(connection)
 
         def refuse():
             with contextlib.suppress(OSError), hostile.open_socket(server.address) as refused:
@@ -256,7 +256,7 @@ def it_restarts(watched, _):
 
 @contextlib.contextmanager
 def a_certificate_ends(watched, folder):
-    """And its replacement is unusable."""
+    """Its replacement is unusable too."""
     authority = certificates.Authority(folder / "ca")
     cert, key = authority.issue("old", days=2, usage="serverAuth")
     server = watched("--tls-cert", cert, "--tls-key", key)
@@ -281,7 +281,7 @@ def a_changed_file_is_wrong(watched, folder):
 
 @contextlib.contextmanager
 def clients_give_no_time(watched, _):
-    """Deadlines that pass before their requests can be computed. The server itself is well."""
+    """Deadlines that expire before their requests can be computed. The server itself is healthy."""
     server = watched()
     with harness.at_once(1, lambda: send(server, wire.slow_request(1024), timeout=0.008)):
         yield server
@@ -289,7 +289,7 @@ def clients_give_no_time(watched, _):
 
 @contextlib.contextmanager
 def the_server_reads_late(watched, _):
-    """It is stopped until the deadline of a call has passed, and goes on, again and again."""
+    """It is stopped until the deadline of a call has expired, then continued, repeatedly."""
     server = watched()
     with wire.connect(server.address) as service:
         def turn():
@@ -299,7 +299,8 @@ def the_server_reads_late(watched, _):
                 try:
                     service.Attend(wire.small_request(), timeout=0.1)
                 finally:
-                    # The client reports the deadline to its caller before it resets the call.
+                    # The client reports the expired deadline to its caller before it resets the
+                    # call.
                     time.sleep(0.05)
                     server.signal(signal.SIGCONT)
 
@@ -309,7 +310,7 @@ def the_server_reads_late(watched, _):
 
 @contextlib.contextmanager
 def a_caller_has_no_token(watched, folder):
-    """One client that comes again and again."""
+    """One client that reconnects repeatedly."""
     (folder / "tokens").write_text(strangers.line("me", strangers.token(), "scopes=compute"))
     server = watched("--tokens", folder / "tokens")
     with harness.at_once(1, lambda: send(server)):
@@ -360,7 +361,7 @@ def test_every_failure_raises_its_alert(scenario, prometheus, watched, tmp_path)
         if scenario is clients_give_no_time:
             assert set(annotations) == wanted, "it is not the server's doing"
         evidence.assert_seen(scenario.__name__, wanted, server, prometheus, watched.before)
-        server.kill()  # what is under way ends at once
+        server.kill()  # calls in flight end at once
 
 
 def test_every_alert_is_provoked_and_has_its_section():
@@ -388,7 +389,7 @@ def test_the_page_names_what_exists(server):
     assert flags <= known, flags - known
 
 
-def test_only_durations_are_shortened():
+def test_the_shortened_rules_differ_only_in_durations():
     rules = alerts.RULES.read_text()
     short = alerts.shortened(rules)
     assert not re.search(r"\[\d+[smh]\]|for: \d+[smh]$", short, re.M)

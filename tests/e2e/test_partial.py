@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One attention in parts of its keys, cut anywhere, and the merged answer beside the uncut one."""
+"""One attention computed in parts of its keys, cut anywhere; the merged answer equals the uncut
+one."""
 
 import attend
 import numpy as np
@@ -57,7 +58,7 @@ def options_of(case):
 
 
 def parts_of(case, random):
-    """Keyword arguments of each part; a sink is in one of them. Parts may be empty."""
+    """The keyword arguments of each part; one of them has the sink. Parts may be empty."""
     len_k = case.k.shape[2]
     cuts = sorted(random.integers(0, len_k + 1, random.integers(1, 4)))
     with_sinks = random.integers(0, len(cuts) + 1)
@@ -103,7 +104,7 @@ def test_gradients_merge_to_the_uncut_ones(client, random, kind):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_narrow_types_and_the_other_layout(client, random, dtype):
+def test_sixteen_bits_and_the_other_layout_merge(client, random, dtype):
     case = make_case(random, "causal", dtype)
     narrow = np.float16 if dtype == "float16" else np.float32
     parts = []
@@ -123,7 +124,7 @@ def test_parts_in_chunks_and_with_checks(client, random):
 
 
 def test_a_session_may_hold_a_part(client, random):
-    """The first keys stay on the server, the others come with the call."""
+    """The first keys are on the server, the others come with the call."""
     k, v = (random.standard_normal((1, HEADS_KV, 40, DIM), np.float32) for _ in "kv")
     q = random.standard_normal((1, HEADS, 3, DIM), np.float32)
     options = {"causal": True, "return_lse": True, "o_dtype": "float32"}
@@ -135,7 +136,7 @@ def test_a_session_may_hold_a_part(client, random):
     judge(Case(q, k, v, mask=Mask("causal")), o, lse)
 
 
-def test_rows_that_see_nothing_anywhere():
+def test_rows_hidden_from_every_part_merge_to_zero():
     o = np.ones((1, 1, 2, 3), np.float32)
     lse = np.array([[[0.0, -np.inf]]], np.float32)
     nothing = (np.zeros_like(o), np.full_like(lse, -np.inf))

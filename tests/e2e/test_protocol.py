@@ -17,14 +17,14 @@ STREAM = "/attend.v1.AttentionService/AttendStream"
 
 
 def call_bytes(address, message, path=wire.ATTEND, seconds=wire.SECONDS):
-    """One unary call with the message's bytes as they are."""
+    """One unary call with exactly these bytes as its message."""
     with grpc.insecure_channel(address, options=wire.UNLIMITED) as channel:
         call = channel.unary_unary(path, request_serializer=None, response_deserializer=None)
         return call(message, timeout=seconds)
 
 
 def test_stream_answers_every_request(server):
-    """Pipelined: all are sent before the first answer is read; each answer is its request's."""
+    """All requests are sent before the first answer is read; each answer belongs to its request."""
     requests = [wire.small_request(seed=i, length=1 + 11 * (i % 7), request_id=f"r{i}")
                 for i in range(60)]
     with wire.connect(server.address) as service:
@@ -37,8 +37,8 @@ def test_stream_answers_every_request(server):
             assert list(answer.raw) == list(alone[answer.request_id].raw)
 
 
-def test_stream_garbage_message(server):
-    """Bytes that are no message end in one INVALID_ARGUMENT; the stream's others are answered."""
+def test_a_garbage_message_on_a_stream(server):
+    """Invalid bytes end in one INVALID_ARGUMENT; the stream's other requests are answered."""
     good = wire.small_request(seed=1, request_id="good").SerializeToString()
     with grpc.insecure_channel(server.address, options=wire.UNLIMITED) as channel:
         call = channel.stream_stream("/attend.v1.AttentionService/AttendStream",
@@ -103,13 +103,13 @@ def test_server_info(server):
 
 
 def test_the_readme_example(server):
-    """Its lines, verbatim except for the address."""
+    """The lines of the page, verbatim except for the address."""
     code = (harness.ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
     assert code.count("127.0.0.1:8001") == 1
     names = {}
     exec(code.replace("127.0.0.1:8001", server.address), names)  # pylint: disable=exec-used
     assert names["o"].shape == (1, 8, 1024, 64) and np.isfinite(names["o"]).all()
-    first = names["v"][:, :, 0]  # all that a causal mask lets the first query see
+    first = names["v"][:, :, 0]  # all keys that a causal mask shows the first query
     np.testing.assert_allclose(names["o"][:, :, 0], first, rtol=1e-5, atol=1e-6)
 
 

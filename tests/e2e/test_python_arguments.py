@@ -2,6 +2,8 @@
 """Arguments that attend.Client refuses: every message names the argument, its value and the
 bound."""
 
+import fractions
+
 import attend
 import numpy as np
 import pytest
@@ -21,6 +23,16 @@ def some(random):
     (dict(dropout_p=0.5), "dropout_seed is None"),
     (dict(transport="pigeon"), "transport is 'pigeon'"),
     (dict(timeout=-1.0), "timeout is -1.0"),
+    (dict(timeout=9e9), "must be a number of seconds above 0 and below 9e9"),
+    (dict(softcap=-1.0), "softcap is -1, must be in [1e-06, 1e+06], or 0 for none"),
+    (dict(softcap=1e-45), "softcap is 1e-45, must be in"),
+    (dict(softcap=1e-50), "softcap is 1e-45, must be in"),  # not 0, which is off
+    (dict(request_id="\udcff"), "must be UTF-8"),
+    (dict(kernel="\udcff"), "must be UTF-8"),
+    (dict(cu_seqlens_q=[], cu_seqlens_k=[0], layout="LHD", **{
+        name: np.ones((0, 2, 8), np.float32) for name in "qkv"}), "cu_seqlens_q has no elements"),
+    (dict(q_lengths=[]), "q_lengths has shape (0,), must be (2,)"),
+    (dict(alibi_slopes=[[0.1] * 4, 0.1]), "alibi_slopes has rows of different lengths"),
     (dict(kernel="no_such"), "no_such"),
     (dict(priority=101), "priority"),
     (dict(cu_seqlens_q=[0, 1]), "cu_seqlens_q is given"),
@@ -89,7 +101,27 @@ def test_wrong_arguments_of_a_client_are_named(bad, words):
     assert caught.value.status == "INVALID_ARGUMENT"
 
 
-def test_empty_takes_what_numpy_does(client):
+def test_timeouts_may_be_any_numbers(client, random):
+    q, k, v = some(random)
+    for seconds in (np.float32(60), np.int64(60), fractions.Fraction(121, 2)):
+        assert client.attention(q, k, v, timeout=seconds).shape == (2, 4, 33, 24)
+    for seconds in (float("inf"), 1e300, np.float32(60), None):
+        assert client.submit(q, k, v).result(seconds).o.shape == (2, 4, 33, 24)
+    call = client.submit(q, k, v)
+    for wrong in (float("nan"), "x"):
+        with pytest.raises(attend.Error, match="timeout is .*, must be a number"):
+            call.wait(wrong)
+    assert call.wait(60) and call.wait(-1)
+
+
+def test_a_batch_of_no_sequences_has_no_lengths(client):
+    none = np.ones((0, 2, 5, 8), np.float32)
+    for lengths in ([], np.zeros(0, int)):
+        assert client.attention(none, none, none, q_lengths=lengths, kv_lengths=lengths).shape == \
+            none.shape
+
+
+def test_empty_accepts_the_shapes_of_numpy(client):
     assert client.empty(5).shape == (5,) and client.empty([2, 3], "u1").shape == (2, 3)
     for bad, words in (((-1,), "shape is -1"), ((2**40, 2**40), "shape's bytes is"),
                        (2.5, "shape is 2.5, must be an integer")):
@@ -99,7 +131,7 @@ def test_empty_takes_what_numpy_does(client):
         client.empty((2,), object)
 
 
-def test_a_batch_with_a_bad_call_leaves_nothing_under_way(client, monkeypatch):
+def test_a_batch_with_a_bad_call_leaves_no_call_in_flight(client, monkeypatch):
     long = dict(zip("qkv", [np.ones((1, 8, 4096, 64), np.float32)] * 3))
     started = []
     submit = client.submit

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks of the Python client run, and print what their pages quote."""
+"""The benchmarks of the Python client run, and print the figures that the pages quote."""
 
 import re
 import subprocess
@@ -34,7 +34,7 @@ def test_beside_the_cpp_client():
 
 
 @pytest.mark.parametrize("table", ["padded", "ways", "decode"])
-def test_the_pages_tables(table):
+def test_the_tables_of_the_pages_can_be_measured(table):
     code, out, err = run("bench_python_ways.py", "--only", table, "--seconds", "0.1")
     assert code == 0, err
     times = re.findall(r"^  .+? +([\d.]+) ms$", out, re.M)

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend.attention in process and on a server, and attend.aio: the same bits for the same
-arguments."""
+"""attend.attention gives the same bits in process, on a server and through attend.aio."""
 
 import asyncio
 import concurrent.futures
@@ -40,7 +39,7 @@ def test_attention_has_the_same_bits_both_ways(server, random, options, kernel):
         assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
-# Head dims of which 1 / sqrt(D) in float32 depends on where it is rounded, or does not.
+# Head dims for which 1 / sqrt(D) in float32 does or does not depend on where it is rounded.
 @pytest.mark.parametrize("dim", [24, 64, 72, 96, 112, 127])
 def test_the_default_scale_has_the_same_bits_both_ways(server, random, dim):
     q, k, v = some(random, dim=dim)
@@ -72,7 +71,7 @@ def test_backward_refuses_the_same_both_ways(server, random, bad, words):
             attend.backward(q, q, k, v, **bad)
 
 
-def test_connect_is_of_its_thread_and_the_innermost_counts(server, random):
+def test_connect_applies_to_its_thread_and_the_innermost_wins(server, random):
     q, k, v = some(random)
     with attend.Client(server.address, tenant="outer") as client:
         with attend.connect(client), attend.connect(server.address) as inner:
@@ -98,7 +97,7 @@ def test_connect_is_of_its_thread_and_the_innermost_counts(server, random):
         pass
 
 
-def test_connect_may_be_for_all_threads(server, random):
+def test_connect_may_apply_to_all_threads(server, random):
     q, k, v = some(random)
     with concurrent.futures.ThreadPoolExecutor(1) as pool, \
             concurrent.futures.ThreadPoolExecutor(1) as another:
@@ -144,7 +143,7 @@ def test_aio_calls_are_in_flight_together(server, random):
     async def run():
         async with attend.aio.Client(server.address, timeout=60) as client:
             assert await client.health() == "SERVING" and (await client.server_info())["version"]
-            given = [some(random, rows) for rows in (1, 40, 300)]  # the last one in the executor
+            given = [some(random, rows) for rows in (1, 40, 300)]  # the last one, in the executor
             got = await asyncio.gather(*(client.attention(*each, causal=True) for each in given))
             for each, o in zip(given, got):
                 assert o.tobytes() == attend.attention(*each, causal=True).tobytes()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""asyncio's calls whose time is over as their answers come. The other ways to cancel calls are in
-tests/client/c/cancel_test.cc. ATTEND_CANCELS is how many, 10,000 without it."""
+"""asyncio calls whose timeout races with their answers. tests/client/c/cancel_test.cc has the other
+ways to cancel calls. ATTEND_CANCELS is the number of calls, 10,000 by default."""
 
 import os
 import subprocess
@@ -14,9 +14,9 @@ pytestmark = pytest.mark.usefixtures("libraries")
 
 CANCELS = int(os.environ.get("ATTEND_CANCELS", "10000"))
 SECONDS_MAX = 60 + CANCELS // 100
-CALLERS = 2  # a loop that is busier cancels late
+CALLERS = 2  # a busier loop cancels late
 
-# A process of its own: a loop that hangs can only be ended.
+# Run in a separate process: a loop that hangs can only be killed.
 SCRIPT = """
 import asyncio, faulthandler, random, sys, time
 faulthandler.enable()
@@ -60,7 +60,7 @@ asyncio.run(main())
 """
 
 
-def test_time_outs_that_race_with_answers(tmp_path):
+def test_timeouts_that_race_with_answers(tmp_path):
     server = harness.Server(tmp_path)
     done = subprocess.run([sys.executable, "-c", SCRIPT, server.address, str(CANCELS), str(CALLERS),
                            *sys.path],

@@ -32,7 +32,7 @@ def some(random, len_q=33, len_k=50, dtype=np.float32):
 
 
 def same(got, wanted):
-    """Of one dtype and shape, bit for bit."""
+    """Equal dtypes, shapes and bits."""
     assert got.dtype == wanted.dtype and got.shape == wanted.shape
     assert got.tobytes() == wanted.tobytes(), np.abs(got.astype(float) - wanted.astype(float)).max()
 
@@ -134,7 +134,7 @@ def test_answers_are_not_overwritten_by_later_ones(client, random):
 
 
 def test_without_room_in_shared_memory_calls_use_another_transport(client, random):
-    q, k, v = (heads(random, 1, 4, 1024, 256) for _ in range(3))  # 16 MiB of 64 with the answer
+    q, k, v = (heads(random, 1, 4, 1024, 256) for _ in range(3))  # 16 of 64 MiB, with the answer
     kept = [client.submit(q, k, v).result() for _ in range(20)]
     ways = {answer.transport for answer in kept}
     assert "shm" in ways and ways - {"shm"}
@@ -240,7 +240,7 @@ def test_many_threads_share_a_client(client, random):
 
 
 def test_a_restarted_server_is_found_again(start_server, tmp_path, random):
-    """Also its shared memory, whose old regions it does not know."""
+    """Including its shared memory, where the new server does not know the old regions."""
     port, path = harness.free_port(), tmp_path / "s.sock"
 
     def start():
@@ -260,7 +260,7 @@ def test_a_restarted_server_is_found_again(start_server, tmp_path, random):
         again = client.submit(q, k, v, kernel=KERNEL, timeout=30).result()
         same(again.o, wanted.o)
 
-        def shared():  # once gRPC has connected again, which it does not try at once
+        def shared():  # once gRPC has reconnected, which takes a moment
             later = client.submit(q, k, v, kernel=KERNEL, timeout=30).result()
             same(later.o, wanted.o)
             return later.transport == "shm"
@@ -274,7 +274,7 @@ async def answer_of_asyncio(server, random):
         await client.attention(*some(random))
 
 
-def test_info_tenants_and_a_closed_client(shared_server, random):
+def test_an_unknown_tenant_warns_and_a_closed_client_refuses(shared_server, random):
     with attend.Client(shared_server.address, tenant="nosuch") as client:
         for use in (lambda: client.attention(*some(random)), lambda: client.session(1, 8),
                     lambda: client.stream().attention(*some(random)),
@@ -285,14 +285,15 @@ def test_info_tenants_and_a_closed_client(shared_server, random):
     client = attend.Client(shared_server.address, tenant="a")
     info = client.server_info()
     assert info["limits"]["request_bytes_max"] > 0 and "a" in info["tenants"]
-    assert info["tenant"]["name"] == "default"  # server_info() has no token, and names no tenant
+    assert info["tenant"]["name"] == "default"  # server_info() sends no token, and names no tenant
     assert any(kernel["name"] == KERNEL and kernel["available"] for kernel in info["kernels"])
     client.attention(*some(random))
     client.attention(*some(random), tenant="b")
     with pytest.warns(UserWarning,
-                      match="tenant 'c', only a, b, default: its calls count as 'default'"):
+                      match="tenant 'c', only a, b, default: its calls count as 'default'") as seen:
         client.attention(*some(random), tenant="c")
-    for tenant in "ab":  # what is counted is counted after the answer
+        harness.wait_for("the warning", lambda: seen.list)  # of a thread, if it still asks
+    for tenant in "ab":  # metrics are updated after the answer
         harness.wait_for("the tenant's request", lambda: shared_server.metric(
             "attend_tenant_requests_total", tenant=tenant, code="OK") == 1)
     client.close()

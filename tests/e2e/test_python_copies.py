@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend's objects that are copied, pickled, given to other processes, or in a process that forks:
-each does what it says, or refuses in words. What could end or hang a process is run in one of its
-own."""
+"""attend's objects when copied, pickled, sent to other processes, or used in a forked process: each
+works as documented, or is refused with a reason. Tests that might crash or hang run in separate
+processes."""
 
 import copy
 import gc
@@ -106,7 +106,7 @@ def test_objects_of_one_client_are_not_copied(client, how):
 
 
 @pytest.mark.parametrize("how", COPIES)
-def test_answers_and_arrays_are_copied_with_what_is_in_them(client, how):
+def test_copies_of_answers_and_arrays_have_their_contents(client, how):
     large = ones(1, 8, 512, 64)
     answer = client.submit(large, large, large, return_lse=True).result()
     array = client.empty((5, 7))
@@ -121,7 +121,7 @@ def test_answers_and_arrays_are_copied_with_what_is_in_them(client, how):
     assert repr(other).startswith("<attend.Answer o float32 (1, 8, 512, 64), lse float32 ")
 
 
-def test_lines_of_what_is_printed(server, client):
+def test_the_repr_of_every_class_is_one_line(server, client):
     session, stream = client.session(2, 8, layers=2), client.stream()
     session.append(X, X, layer=1)
     where = f"attend.Client('{server.address}')"
@@ -240,7 +240,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 @pytest.mark.parametrize("way", ["process", "pool", "executor"])
-def test_processes_see_answers_and_errors(server, tmp_path, way, method):
+def test_answers_and_errors_can_be_sent_to_other_processes(server, tmp_path, way, method):
     program = tmp_path / "program.py"
     program.write_text("PATH = " + repr(harness.PACKAGES) + POOLS)
     done = subprocess.run([sys.executable, program, server.address, way, method],
@@ -301,7 +301,7 @@ def in_the_child():
                 print(name, "said", failure)
     assert "another process" in repr(session) and repr(stream) and repr(pending) and repr(client)
     assert np.array_equal(answer.o, x)  # the memory of an answer can be read
-    array[3] = 5  # and what is shared with a server is shared with the parent too
+    array[3] = 5  # and so is memory shared with a server
     assert np.array_equal(attend.attention(x, x, x), x), "in process, too"
     pending.cancel()
     stream.close()
@@ -310,7 +310,7 @@ def in_the_child():
 
 child = os.fork()
 if child == 0:
-    signal.alarm(30)  # ends it if it hangs
+    signal.alarm(30)  # kills it if it hangs
     try:
         in_the_child()
     except BaseException as failure:
@@ -319,7 +319,7 @@ if child == 0:
     if sys.argv[2] == "drop":
         for name in [name for name in globals() if name != "sys"]:
             del globals()[name]
-    sys.exit(7)  # as a program ends, with atexit and destructors
+    sys.exit(7)  # as a program ends, with atexit handlers and destructors
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert session.length() == 3 and session.attend(x).shape == x.shape
 freed.free()
@@ -331,7 +331,7 @@ assert np.array_equal(client.attention(x, x, x), x)
 
 
 @pytest.mark.parametrize("end", ["exit", "drop"])
-def test_a_child_of_a_fork_is_refused_in_words_and_harms_nothing(server, end):
+def test_a_forked_child_is_refused_and_harms_nothing(server, end):
     done = subprocess.run(
         [sys.executable, "-c", "PATH = " + repr(harness.PACKAGES) + IN_A_CHILD, server.address,
          end], capture_output=True, text=True, timeout=SECONDS_MAX)
@@ -339,7 +339,7 @@ def test_a_child_of_a_fork_is_refused_in_words_and_harms_nothing(server, end):
 
 
 def test_a_process_may_fork_while_threads_call_a_server(server):
-    """Locks that other threads hold at that moment are not the child's."""
+    """Locks that other threads hold at that moment must not block the child."""
     script = "PATH = " + repr(harness.PACKAGES) + """
 import os, signal, sys, threading
 sys.path[:0] = PATH

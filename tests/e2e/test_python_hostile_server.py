@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python client against a server that sends what no server should: texts that a terminal would
-obey or that look like lines of the program's own, in all that Python prints by itself."""
+"""The Python client against a server whose texts contain terminal commands, or lines that look like
+the program's own, in everything that Python prints."""
 
 import asyncio
 import concurrent.futures
@@ -20,16 +20,16 @@ import wire
 
 pytestmark = pytest.mark.usefixtures("libraries")
 
-# Sets a terminal's title, clears it, begins a line of its own, and writes from right to left.
+# Sets a terminal's title, clears the screen, begins a new line, and writes from right to left.
 EVIL = "\x1b]0;title\a\x1b[2J\r\nforged line\u202e\u009b2J\ufeff"
 SHOWN = r"\u001b]0;title\u0007\u001b[2J\u000d\nforged line\u202e\u009b2J\ufeff"
 X = np.ones((1, 2, 3, 8), np.float32)
 
 
 class Service:
-    """Answers with O as q, unless `code` says how to fail. check: whether the answer's passed, None
-    for none. GetServerInfo is counted, waits for `told`, and fails with `no_info`;
-    given_up: one has ended."""
+    """Answers with O as q, unless `code` is an error to fail with. check: whether the answer's
+    check passed, None for no check. GetServerInfo is counted, waits for `told`, and fails with
+    `no_info`; given_up: one of its calls has ended."""
 
     def __init__(self):
         self.check, self.code, self.no_info, self.asked = None, None, None, 0
@@ -130,7 +130,7 @@ def test_tenants_of_a_warning_are_shown_as_text(service, seen):
 
 
 @pytest.mark.parametrize("way", ["call", "asyncio", "session"])
-def test_no_answer_waits_for_the_tenants(service, seen, way):
+def test_answers_do_not_wait_for_the_query_for_tenants(service, seen, way):
     service.told.clear()
     with attend.Client(service.address, tenant="nosuch", attempts=1, timeout=60) as client:
         if way == "call":
@@ -143,7 +143,7 @@ def test_no_answer_waits_for_the_tenants(service, seen, way):
         service.told.set()
         harness.wait_for("the warning", lambda: len(seen) == 1)
         harness.wait_for("the thread's end", lambda: not is_asking())
-        for number in 2, 3:  # from now on, it comes with the answer
+        for number in 2, 3:  # from now on it comes with the answer
             client.attention(X, X, X)
             assert len(seen) == number and service.asked == 1
 
@@ -151,7 +151,7 @@ def test_no_answer_waits_for_the_tenants(service, seen, way):
 @pytest.mark.parametrize("code,again", [("UNAVAILABLE", True), ("DEADLINE_EXCEEDED", True),
                                         ("RESOURCE_EXHAUSTED", True), ("UNIMPLEMENTED", False),
                                         ("PERMISSION_DENIED", False)])
-def test_a_failed_question_is_asked_again_unless_it_is_refused(service, seen, code, again):
+def test_a_failed_query_for_tenants_is_repeated_unless_it_is_refused(service, seen, code, again):
     service.no_info = grpc.StatusCode[code]
     with attend.Client(service.address, tenant="nosuch", attempts=1, timeout=60) as client:
         client.attention(X, X, X)
@@ -164,7 +164,7 @@ def test_a_failed_question_is_asked_again_unless_it_is_refused(service, seen, co
         assert service.asked == 1 + again and len(seen) == 2 * again
 
 
-def test_a_question_ends_with_its_client(service, seen):
+def test_a_query_for_tenants_ends_with_its_client(service, seen):
     service.told.clear()
     with attend.Client(service.address, tenant="nosuch", attempts=1, timeout=60) as client:
         client.attention(X, X, X)
@@ -175,7 +175,7 @@ def test_a_question_ends_with_its_client(service, seen):
 
 
 @pytest.mark.parametrize("answered", [True, False])
-def test_a_program_may_end_while_it_asks(service, answered):
+def test_a_program_may_end_during_a_query_for_tenants(service, answered):
     if not answered:
         service.told.clear()
     script = f"""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long things of attend.Client live: calls in cycles, closing while others are at it, memory
-that outlives its client, forks, and the interpreter's end. What could end the process is run in one
-of its own."""
+"""Lifetimes of attend.Client's objects: calls in cycles, closing during calls, memory that outlives
+its client, forks, and the interpreter's exit. Tests that might crash run in separate processes."""
 
 import gc
 import subprocess
@@ -27,7 +26,7 @@ def server(shared_server):
 
 
 def long_call():
-    """Some seconds of it."""
+    """Takes some seconds."""
     return [np.ones((1, 8, 4096, 64), np.float32) for _ in range(3)]
 
 
@@ -37,8 +36,8 @@ def still_works(client):
 
 
 def run(server, script, *more):
-    """The script in a process of its own: with `address`, x (small), large (1 MiB) and long
-    arrays."""
+    """Runs the script in a separate process with `address` and the arrays x (small), large (1 MiB)
+    and long."""
     begin = f"""
 import faulthandler, gc, os, sys, threading, time
 faulthandler.enable()
@@ -73,7 +72,7 @@ def test_a_call_in_a_cycle_is_cancelled_and_the_next_ones_work(client):
         still_works(client)
 
 
-def test_the_collector_may_run_anywhere(client):
+def test_garbage_collection_may_run_anywhere(client):
     x = np.ones((1, 2, 3, 8), np.float32)
     before = gc.get_threshold()
     gc.set_threshold(1)
@@ -95,7 +94,7 @@ def test_the_collector_may_run_anywhere(client):
     still_works(client)
 
 
-def test_a_call_that_nobody_keeps_has_its_arrays_until_it_has_ended(client):
+def test_a_dropped_call_keeps_its_arrays_until_it_has_ended(client):
     q, k, v = long_call()
     kept = weakref.ref(q)
     call = client.submit(q, k, v, transport="inline")
@@ -132,14 +131,14 @@ for n in range(20):
         try:
             each()
         except attend.Error as failure:
-            assert failure.status == "UNAVAILABLE", failure  # an append is under way
+            assert failure.status == "UNAVAILABLE", failure  # an append is in progress
     client.close()
     for thread in threads:
         thread.join()
 """)
 
 
-def test_close_before_the_executor_has_started_a_call(server):
+def test_close_before_the_executor_starts_a_call(server):
     run(server, """
 import asyncio, concurrent.futures
 async def main():
@@ -153,7 +152,7 @@ async def main():
         if leave == "cancel":
             task.cancel()
         client._client.close()
-        others = [attend.Client(address) for _ in range(3)]  # where the freed one was
+        others = [attend.Client(address) for _ in range(3)]  # at the address of the freed one
         try:
             await task
             assert False
@@ -192,7 +191,7 @@ cycle.append(cycle)
 """, server.process.pid)
 
 
-def test_an_allocation_that_fails_says_nothing_more(server):
+def test_a_failed_allocation_prints_no_further_error(server):
     with attend.Client(server.address, shared_memory="/nowhere/s.sock") as client:
         with pytest.raises(attend.Error) as caught:
             client.empty((5,))
@@ -206,7 +205,7 @@ except attend.Error:
 """)
 
 
-def test_a_fork_leaves_all_to_the_parent(server):
+def test_a_forked_child_does_not_disturb_the_parents_client(server):
     run(server, """
 client = attend.Client(address)
 session = client.session(8, 64, dtype="float32")
@@ -251,7 +250,7 @@ if child:
 """)
 
 
-def test_the_interpreter_ends_with_calls_open(server):
+def test_the_interpreter_can_end_during_calls(server):
     begin = time.monotonic()
     run(server, """
 client = attend.Client(address)
@@ -269,7 +268,7 @@ cycle.append(cycle)
     assert time.monotonic() - begin < 30
 
 
-def test_after_close_what_asks_the_server_says_so(server):
+def test_after_close_calls_to_the_server_are_refused(server):
     x = np.ones((1, 2, 3, 8), np.float32)
     with attend.Client(server.address) as client:
         session, other = (client.session(2, 8, dtype="float32") for _ in range(2))
@@ -282,5 +281,5 @@ def test_after_close_what_asks_the_server_says_so(server):
                 lambda: client.attend_sessions([other], x)):
         with pytest.raises(attend.Error, match="FAILED_PRECONDITION: the client is closed"):
             use()
-    assert session.length() == 3 and len(session.id) == 32  # what it knows by itself
+    assert session.length() == 3 and len(session.id) == 32  # known without the server
     assert session.release() and stream.close() is None

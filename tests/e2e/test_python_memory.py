@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How attend.Client brings arrays to the server that are not plain NumPy arrays: rows of sessions
-by shared memory, DLPack's with any strides, and a GPU's, over a driver whose GPU is the host."""
+"""Transports of arrays that are not plain NumPy arrays: rows of sessions through shared memory,
+DLPack tensors with any strides, and GPU tensors, with a driver whose GPU is the host."""
 
 import os
 import pathlib
@@ -29,7 +29,8 @@ def in_process(q, k, v):
 
 
 def check_session(client, random, transport):
-    """A prompt, which goes that way, a token, which goes in a message, and reading both."""
+    """A prompt, which goes through shared memory, a token, which is sent inline, and a query for
+    both."""
     q, k, v = some(random, 300)
     with client.session(4, 64, dtype="float32") as session:
         prompt = session.submit(q[:, :, :299], k[:, :, :299], v[:, :, :299], causal=True,
@@ -52,12 +53,12 @@ def test_rows_of_sessions_go_through_shared_memory(client, random):
             client.session(4, 64, dtype="float32") as other:
         o = client.attend_sessions([one, other], q, k, v, causal=True, kernel=KERNEL)
         assert o.tobytes() == in_process(q, k, v)[0].tobytes()
-        with pytest.raises(attend.Error, match="Hkv"):  # appends nothing, and spoils nothing
+        with pytest.raises(attend.Error, match="Hkv"):  # appends nothing, and harms nothing
             one.append(k[:1, :2], v[:1, :2])
     check_session(client, random, "shm")
 
 
-def test_a_session_that_is_gone_does_not_cost_the_shared_memory(client, random):
+def test_a_lost_session_does_not_disable_shared_memory(client, random):
     session = client.session(4, 64, dtype="float32")
     shape = attend.LayerShape("float32", 4, 64, 0)
     with client.open_session(session.id, [shape]) as other:
@@ -68,8 +69,8 @@ def test_a_session_that_is_gone_does_not_cost_the_shared_memory(client, random):
     check_session(client, random, "shm")
 
 
-def test_a_session_whose_servers_socket_is_anothers(client, start_server, random):
-    """The first call tells; it appends its rows all the same, once."""
+def test_a_shared_memory_socket_of_another_server_is_not_used(client, start_server, random):
+    """The first call detects it, and still appends its rows once."""
     with attend.Client(start_server().address, shared_memory=client_socket(client)) as other:
         check_session(other, random, "inline")
 
@@ -78,7 +79,7 @@ def client_socket(client):
     return client.server_info()["shared_memory"]["socket"]
 
 
-def test_sessions_after_the_server_has_come_back(start_server, tmp_path, random):
+def test_sessions_use_shared_memory_of_a_restarted_server(start_server, tmp_path, random):
     port = harness.free_port()
 
     def start():
@@ -95,7 +96,7 @@ def test_sessions_after_the_server_has_come_back(start_server, tmp_path, random)
         harness.wait_for("the server", lambda: up(client), 30)
         with pytest.raises(attend.Error, match="session"):
             session.append(*some(random, 300)[1:])
-        client.attention(*some(random, 300))  # learns of the new server, if the session's did not
+        client.attention(*some(random, 300))  # detects the new server if nothing has yet
         check_session(client, random, "shm")
 
 
@@ -107,7 +108,7 @@ def up(client):
 
 
 class Exported:
-    """An array that has DLPack and nothing else."""
+    """An array that supports DLPack and nothing else."""
 
     def __init__(self, array):
         self.array, self.shape = array, array.shape
@@ -173,7 +174,7 @@ DEVICE_CALLS = """
 """
 
 
-def test_tensors_on_a_gpu_that_the_server_does_not_take(shared_server):
+def test_gpu_tensors_that_the_server_refuses_go_over_the_host(shared_server):
     driver = harness.binary("attend-server").parents[1] / "tests/client/fake_cuda/libcuda.so.1"
     if not driver.exists():
         pytest.skip(f"there is no {driver}")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python of client/python's pages and of the front page, word for word, against a server: all
-blocks of a page are one program."""
+"""The Python of client/python's pages and of the front page, verbatim, against a server: the blocks
+of a page form one program."""
 
 import os
 import re
@@ -15,14 +15,14 @@ from test_readme import DEFAULT_ADDRESS, blocks
 pytestmark = pytest.mark.usefixtures("libraries")
 
 FOLDER = "client/python"
-# What a page's program ends with: that it did what the page says.
+# Code appended to a page's program to check what the page promises.
 CHECKS = {
     "first_call.md": """
 assert o.shape == lse.shape + (64,) and answer.check.ok and answer.transport in ("inline", "shm")
 assert error_seen == "INVALID_ARGUMENT" and len(outputs) == 4
 """,
     "padded_or_packed.md": "assert packed.shape == (158, 8, 64)",
-    # Fresh shared memory is zero; without it the arrays are the earlier ones.
+    # Fresh shared memory is zero; otherwise the arrays are the earlier ones.
     "which_way.md": "assert o.shape == q.shape and np.isfinite(o).all() and o.any() != shares",
     "speculative.md": "assert [session.length(n) for n in range(layers)] == [103] * layers",
     "decoding.md": "assert o.shape == (3, heads, 1, dim) and len(client.sessions()) == 3",
@@ -45,7 +45,7 @@ def run_program(text, folder):
 
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("page", CHECKS)
-def test_a_page_is_a_program(start_server, tmp_path, page, shares):
+def test_the_code_of_a_page_runs(start_server, tmp_path, page, shares):
     flags = ["--shared-memory", "--shared-memory-socket", tmp_path / "s.sock"] if shares else []
     server = start_server(*flags)
     text = program(f"{FOLDER}/{page}", server.address)
@@ -57,13 +57,13 @@ def test_a_page_is_a_program(start_server, tmp_path, page, shares):
         assert shares or "the server shares no memory" in out
 
 
-def test_every_page_with_python_is_run_somewhere():
+def test_every_page_with_python_has_a_test():
     pages = {path.name for path in (ROOT / FOLDER).glob("*.md") if path.name != "README.md"}
-    elsewhere = {"hugging_face.md", "masks.md", "training.md"}  # in tests/ecosystem
+    elsewhere = {"hugging_face.md", "masks.md", "training.md"}  # tested in tests/ecosystem
     assert pages == {*CHECKS, *elsewhere}
 
 
-def test_the_front_pages_three_lines(server, tmp_path):
+def test_the_three_lines_of_the_front_page_run(server, tmp_path):
     found = [block for block in blocks("python", "README.md") if "attend.Client" in block]
     assert len(found) == 1
     out = run_program(found[0].replace(DEFAULT_ADDRESS, server.address) + "print(o.shape)",
@@ -73,7 +73,7 @@ def test_the_front_pages_three_lines(server, tmp_path):
     assert all(line in found[0] for line in start.splitlines())
 
 
-def test_links_of_the_pages_lead_somewhere():
+def test_links_of_the_pages_are_not_broken():
     for path in (ROOT / FOLDER).glob("*.md"):
         for target in re.findall(r"\]\(([^)#]+)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name}: {target}"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend.Session against a server: the bits of whole calls, and lengths that stay true."""
+"""attend.Session against a server: answers have the bits of whole calls, and lengths stay
+correct."""
 
 import attend
 import attend_kernels
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("libraries")
 
 @pytest.fixture(scope="module")
 def own_server(tmp_path_factory, libraries):
-    """Whose sessions are these tests' alone."""
+    """A server whose sessions are all these tests' own."""
     running = harness.Server(tmp_path_factory.mktemp("own"), "--tenant=a=1,b=1")
     yield running
     assert running.stop() == 0, running.log()
@@ -30,7 +31,7 @@ def rows(random, count, *, batch=1, heads=2, dim=16, dtype=np.float32):
 
 
 class Kept:
-    """What a session holds, here."""
+    """The expected keys and values of a session."""
 
     def __init__(self):
         self.k = self.v = None
@@ -116,7 +117,8 @@ def test_a_released_session_can_be_opened_by_its_id(client, random):
     with client.open_session(session_id) as third:
         assert third.length() == 4
     assert len(client.sessions()) == 1, "leaving it frees only what was made here"
-    # The first of the two objects expects 3 + 1; an append by another client makes it wrong once.
+    # The first of the two objects expects 3 + 1 tokens; an append by another client makes that
+    # wrong once.
     with client.open_session(session_id) as third:
         third.append(rows(random, 2), rows(random, 2))
     with pytest.raises(attend.Error) as caught:
@@ -143,6 +145,7 @@ def test_numbers_do_not_wrap_and_shapes_are_checked(client, own_server, random):
                 (lambda: client.session(2, 2**64 + 16), "dim is 18446744073709551632"),
                 (lambda: client.session(2, 16, layers=2**32 + 1), "layers is 4294967297"),
                 (lambda: client.session(2, 16, device="cpu\0"), "device is .*, must have no NUL"),
+                (lambda: client.session(2, 16, device="\udcff"), "device is .*, must be UTF-8"),
                 (lambda: client.session(2, 16, lease="1s"), "lease is '1s', must be a number"),
                 (lambda: session.append(*[rows(random, 1)[0]] * 2), "k has 3 dimensions"),
                 (lambda: client.open_session("a\0b"), "session_id is .*, must have no NUL")):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs' own subclasses of attend.Client, copied and in a pool: one that cannot be made again
-from Client's arguments says so when it is used, and hangs no pool."""
+"""Subclasses of attend.Client, copied and in a pool: a copy that cannot be made from Client's
+arguments raises an error when it is used, and hangs no pool."""
 
 import copy
 import pickle
@@ -19,11 +19,11 @@ COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy,
 
 
 class Same(attend.Client):
-    """Made from the same arguments."""
+    """Takes the same arguments as Client."""
 
 
 class Model(attend.Client):
-    """Made from others."""
+    """Takes other arguments."""
 
     def __init__(self, name, *, address):
         super().__init__(address)
@@ -31,7 +31,7 @@ class Model(attend.Client):
 
 
 class Picky(attend.Client):
-    """Refuses some when it has a connection already."""
+    """Refuses some arguments once it has a connection."""
 
     def __init__(self, server, **options):
         super().__init__(server, **options)

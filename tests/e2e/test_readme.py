@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The READMEs' Python, word for word: the commands that generate the stubs, and the examples."""
+"""The READMEs' Python, verbatim: the commands that generate the stubs, and the examples."""
 
 import os
 import re
@@ -28,7 +28,7 @@ def block_with(language, word, page="README.md"):
 
 
 def test_the_python_start_is_on_the_first_screen():
-    """Before the picture and the building: what it looks like to use it."""
+    """Before the picture and the build: what using it looks like."""
     lines = (ROOT / "README.md").read_text().splitlines()
     start = lines.index("import attend, numpy as np")
     end = lines.index("```", start)
@@ -38,7 +38,7 @@ def test_the_python_start_is_on_the_first_screen():
 
 @pytest.fixture(scope="module")
 def stub_folder(tmp_path_factory):
-    """What the README's commands leave behind, but for those that install packages."""
+    """Runs the README's commands, except those that install packages, and returns the folder."""
     folder = tmp_path_factory.mktemp("checkout")
     (folder / "proto").symlink_to(ROOT / "proto")
     lines = block_with("sh", "grpc_tools.protoc", "proto/README.md").splitlines()
@@ -48,8 +48,8 @@ def stub_folder(tmp_path_factory):
     return folder
 
 
-def test_both_ways_to_the_stubs_are_the_same(stub_folder):
-    """pip's protoc knows the plugin by itself and is the same command apart from that."""
+def test_both_ways_to_generate_stubs_are_equal(stub_folder):
+    """pip's protoc finds the plugin by itself; apart from that it is the same command."""
     lines = block_with("sh", "grpc_tools.protoc", "proto/README.md").splitlines()
     pip, = [line for line in lines if line.startswith("python -m grpc_tools.protoc")]
     debian, = [line for line in lines if line.startswith("protoc ")]
@@ -106,7 +106,7 @@ for got, want in zip((d_q, d_k, d_v), right):
 
 
 def test_the_mask_example_runs(server, stub_folder):
-    """After the block that it refers to."""
+    """With the block that it refers to."""
     example = block_with("python", "stub.Backward", "proto/README.md") + \
         block_with("python", "DTYPE_BIT", "proto/README.md")
     run_python(example.replace(DEFAULT_ADDRESS, server.address) + """
@@ -119,8 +119,8 @@ assert np.abs(masked - right).max() < 1e-5, np.abs(masked - right).max()
 
 
 def test_the_commands_on_sessions_run(server, tmp_path):
-    """The quick start's prompt and token. Its client is the one under test, its server this one."""
-    example = block_with("sh", "session attend")
+    """A prompt and a token, with the client under test and this server."""
+    example = block_with("sh", "session attend", "client/README.md")
     assert "build/quickstart/client/attend-client" in example
     done = subprocess.run(
         ["bash", "-euc", example.replace("build/quickstart/client/attend-client", "$CLIENT")
@@ -150,7 +150,7 @@ else:
 """, stub_folder)
 
 
-# Instead of the page's: how long a load measures is no part of what is tested.
+# Instead of the page's: the duration of a load is not tested.
 SHORT = ("--duration", "0.2", "--warmup", "0.05")
 
 
@@ -162,14 +162,14 @@ def run_line(line, folder, server):
             at = words.index("--duration")
             del words[at:at + 2]
         words += SHORT
-    if "--search-p99" in words:  # a bound that a machine with other work meets, too
+    if "--search-p99" in words:  # a bound that a busy machine meets too
         words[words.index("--search-p99") + 1] = "5000"
         words += ["--rate", "50", "--max-outstanding", "8", "--search-precision", "0.5"]
     words = [server.address if word == DEFAULT_ADDRESS else word for word in words[1:]]
     done = subprocess.run([binary("attend-client").absolute(), *words], cwd=folder, timeout=120,
                           capture_output=True, text=True,
                           env={**os.environ, "ATTEND_SERVER": server.address})
-    # 3: it was not stable, which is the machine's business.
+    # 3: it was not stable, which depends on the machine.
     assert done.returncode in ((0, 3) if "--stable" in words else (0,)), (line, done.stderr)
     return done.stdout
 

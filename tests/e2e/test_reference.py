@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge itself: it accepts an ordinary same-precision computation and rejects small faults."""
+"""Tests of the reference: it accepts an ordinary same-precision computation and rejects small
+faults."""
 
 import numpy as np
 import pytest
@@ -43,8 +44,8 @@ def test_rejects_faults(random, dtype, fault):
         judge(case, o, lse)
 
 
-def test_agrees_with_a_loop(random):
-    """One element worked out term by term, in the contract's order."""
+def test_agrees_with_plain_loops(random):
+    """One element computed term by term, in the contract's order."""
     case = Case(*(random.standard_normal((1, 1, n, 4)) for n in (3, 5, 5)), scale=0.7, softcap=2.0,
                 mask=Mask("window", left=2, right=1), alibi=np.array([0.3]),
                 bias=random.standard_normal((1, 1, 3, 5)), sinks=np.array([0.4]))

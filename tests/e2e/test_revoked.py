@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open calls and connections whose caller loses its rights: they end at their next request, or by
-themselves if there is none."""
+"""Open calls and connections whose caller loses its rights end at their next request, or without
+one if none comes."""
 
 import datetime
 import shutil
@@ -19,7 +19,7 @@ CODE = grpc.StatusCode
 
 
 def test_removed_callers_are_refused(start_server, tmp_path):
-    """Open streams and connections end at the latest at their next request."""
+    """Open streams and connections end at their next request at the latest."""
     file = tmp_path / "tokens"
     kept, gone, lesser = strangers.token(), strangers.token(), strangers.token()
 
@@ -145,7 +145,7 @@ def test_expired_callers_are_refused(start_server, tmp_path):
 
 
 def test_revoked_callers_are_refused(start_server, tmp_path):
-    """Also over connections opened before; those of others stay."""
+    """On connections opened before, too; those of other callers stay."""
     own = certificates.Authority(tmp_path / "own", clients="client other")
     shutil.copy(own.crl, tmp_path / "crl.pem")
     server = start_server(*own.serve_mtls("--tls-crl", tmp_path / "crl.pem"))
@@ -169,8 +169,7 @@ def test_revoked_callers_are_refused(start_server, tmp_path):
 
 
 def test_revoked_callers_connections_end(start_server, tmp_path):
-    """Although it sends nothing more: both a connection on which it has called and one without
-    calls."""
+    """Although nothing more is sent on it: both a connection with earlier calls and one without."""
     own = certificates.Authority(tmp_path / "own", clients="client other")
     shutil.copy(own.crl, tmp_path / "crl.pem")
     server = start_server(*own.serve_mtls("--tls-crl", tmp_path / "crl.pem"))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls over the server's transport, on TCP and a Unix socket: small calls, streams, their ends,
-their callers, and the bounds that each meets before anything of it is kept."""
+"""Calls over the server's transport, on TCP and a Unix socket: small calls, streams and how they
+end, callers, and the bounds checked before anything is kept."""
 
 import concurrent.futures
 import contextlib
@@ -35,14 +35,14 @@ def refusal(call):
 
 
 def conversation(path, data, stream=1, flags=0):
-    """The bytes of a connection with one call, including this much of its messages."""
+    """The bytes of a connection with one call and this much of its messages."""
     headers = hostile.call_headers(path)
     return (hostile.HELLO + SETTINGS_ACK +
             hostile.frame(hostile.HEADERS, hostile.END_HEADERS, stream, headers) +
             hostile.frame(hostile.DATA, flags, stream, data))
 
 
-def test_unary_calls_and_streams_are_the_same_bits(start):
+def test_unary_calls_and_streams_have_the_same_bits(start):
     server = start()
     requests = [wire.small_request(seed=i, length=1 + 37 * i, heads=1 + i % 3, request_id=f"r{i}")
                 for i in range(24)]
@@ -72,7 +72,7 @@ def test_large_messages_both_ways(start):
 
 
 def test_a_calls_metadata_and_errors(start, tmp_path):
-    """The server's id, the span's, and for a refusal its reason, in any language."""
+    """The server's id, the span's id, and for a refusal its reason, in any language."""
     server = start("--server-id", "the-server", "--access-log", tmp_path / "access.log")
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     with wire.connect(server.address) as service:
@@ -127,7 +127,7 @@ def test_deadlines_and_cancellations(start):
         "attend_requests_total", code="DEADLINE_EXCEEDED") >= 1)
 
 
-def test_clients_that_vanish(start):
+def test_vanished_clients_free_their_memory(start):
     server = start("--lanes", "1")
     for _ in range(10):
         with contextlib.ExitStack() as stack:
@@ -135,7 +135,7 @@ def test_clients_that_vanish(start):
                 for part in (b"", b"\0", hostile.grpc_message(bytes(1000), 2000),
                              hostile.grpc_message(wire.slow_request().SerializeToString())):
                     connection = stack.enter_context(hostile.open_socket(server.address))
-                    # Some of them are frames beyond what there may be.
+                    # Some of their frames exceed the limits.
                     with contextlib.suppress(OSError):
                         connection.sendall(conversation(path, part))
     harness.wait_for("no connection", lambda: server.metric("attend_connections") == 0)
@@ -155,7 +155,7 @@ def test_callers_are_known_by_their_tokens(start, tmp_path):
         assert wrong.code is CODE.UNAUTHENTICATED
         good = strangers.ask(channel, wire.ATTEND,
                              strangers.bearer(strangers.TOKENS["blue"]), request)
-        assert good.code in (CODE.OK, CODE.CANCELLED)  # `ask` cancels what was answered
+        assert good.code in (CODE.OK, CODE.CANCELLED)  # `ask` cancels calls that were answered
         informed = strangers.ask(channel, wire.ATTEND,
                                  strangers.bearer(strangers.TOKENS["informed"]), request)
         assert informed.code is CODE.PERMISSION_DENIED
@@ -216,7 +216,7 @@ def test_open_calls_are_bounded(start):
 
 
 def test_unfinished_messages_are_bounded_together(start):
-    """The peer has all of it, so a connection of its own ends."""
+    """One peer uses all of the memory, so one of its own connections ends."""
     server = start("--message-memory-max", "64MiB", "--max-request-bytes", "16MiB",
                    "--memory-budget", "64MiB", "--message-timeout", "60")
     with contextlib.ExitStack() as stack, hostile.grows_at_most(server, 160 << 20):
@@ -230,7 +230,8 @@ def test_unfinished_messages_are_bounded_together(start):
 
 
 def test_unread_messages_of_streams_are_bounded_together(start_server):
-    """Each stream has one that waits for the lane and reads no other; a window of them is kept."""
+    """Each stream has a request that waits for the lane, and reads no other; a window of them is
+    kept."""
     server = start_server(*hostile.SMALL_LIMITS[:-2], "--stream-requests-max", "1", "--lanes", "1")
     endless = hostile.shape_request(1, 1, 1 << 19, 1 << 19, 1, 1).SerializeToString()
     message = hostile.grpc_message(wire.small_request(length=128).SerializeToString())
@@ -252,8 +253,8 @@ def test_unread_messages_of_streams_are_bounded_together(start_server):
     wire.assert_serves(server.address)
 
 
-def test_a_message_far_too_long_ends_its_call_at_its_length(start_server):
-    """No more than the call ends: its connection goes on."""
+def test_a_far_too_long_message_ends_its_call_at_its_length(start_server):
+    """Only the call ends: its connection goes on."""
     server = start_server(*hostile.SMALL_LIMITS)
     with hostile.grows_at_most(server, 16 << 20), grpc.insecure_channel(
             server.address, options=wire.UNLIMITED) as channel:
@@ -266,7 +267,7 @@ def test_a_message_far_too_long_ends_its_call_at_its_length(start_server):
     assert server.metric("attend_connections_refused_total", reason="frames") == 0
 
 
-def test_unread_answers_are_given_up(start):
+def test_unread_answers_are_dropped_after_the_timeout(start):
     server = start(*hostile.SMALL_LIMITS, "--write-timeout", "0.5")
     with hostile.Http2(server.address, 1 << 24) as reader:
         reader.send(hostile.WINDOW_UPDATE, 0, 0, (1 << 24).to_bytes(4, "big"))
@@ -280,7 +281,7 @@ def test_unread_answers_are_given_up(start):
         wire.assert_serves(server.address)
 
 
-def test_padding_is_legal(start_server):
+def test_padded_frames_are_accepted(start_server):
     server = start_server()
     message = hostile.grpc_message(b"")
     padded = bytes([9]) + message + bytes(9)
@@ -314,7 +315,7 @@ def test_a_drain_answers_what_it_has_accepted(start):
     assert codes <= {CODE.OK, CODE.UNAVAILABLE} and CODE.OK in codes
 
 
-def test_attend_client(start, tmp_path):
+def test_attend_client_runs(start, tmp_path):
     server = start()
     for address in server.addresses:
         for words in (["info"], ["load", "--duration", "0.3", "--concurrency", "16"],
@@ -342,7 +343,7 @@ def test_tls_asks_for_certificates_and_carries_calls(start_server, ca, foreign):
 
 
 def functions(path):
-    """The functions that a file exports, except those that any file may repeat."""
+    """The functions that a file exports, except those that any file may define too."""
     listed = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True,
                             check=True).stdout
     return {words[2].split("@")[0] for words in map(str.split, listed.splitlines())

@@ -39,16 +39,16 @@ def test_malformed_calls_change_nothing(sessions_server, random, change, words):
     ({"layers": 513}, "layers is 513"), ({"layers": -1}, "layers is -1"),
     ({"lease_seconds": -0.25}, "lease_seconds is -0.25"),
     ({"lease_seconds": float("nan")}, "lease_seconds is nan"),
-    ({"lease_seconds": 86400.5}, "lease_seconds is 86400.500000, must be in [0, 86400]"),
+    ({"lease_seconds": 86400.5}, "lease_seconds is 86400.5, must be in [0, 86400]"),
     ({"lease_seconds": 1e300}, ", must be in [0, 86400]"),
     ({"device": "cuda:9"}, 'device is "cuda:9"'),
 ])
-def test_sessions_that_cannot_be(sessions_server, fields, words):
+def test_impossible_sessions_are_refused(sessions_server, fields, words):
     with client(sessions_server.address) as tenant:
         assert words in refused(grpc.StatusCode.INVALID_ARGUMENT, tenant.create, **fields)
 
 
-def test_a_lease_ends(start_server, random):
+def test_only_unused_sessions_expire(start_server, random):
     server = start_server("--session-lease=1")
     with client(server.address) as tenant:
         kept, left = tenant.create(), tenant.create()
@@ -93,7 +93,7 @@ def test_refusals_for_memory_have_a_retry_hint_and_are_counted(start_server, ran
     server = start_server("--session-memory=8MiB")
     with client(server.address) as tenant:
         pinned = Sequence(random, tenant.create(pinned=True))
-        rows = 8 * 2**20 // (64 * 4 * KV_HEADS * (DIM + DIM_V)) * 64  # whole pages of one slab
+        rows = 8 * 2**20 // (64 * 4 * KV_HEADS * (DIM + DIM_V)) * 64  # whole pages in one slab
         request, _ = step(random, [pinned], rows, 0)
         tenant.attend(request)
         request, _ = step(random, [Sequence(random, tenant.create())], 2, 1)
@@ -104,12 +104,12 @@ def test_refusals_for_memory_have_a_retry_hint_and_are_counted(start_server, ran
         assert int(dict(refusal.value.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
         assert server.metric("attend_rejected_requests_total", reason="sessions") == 1
         assert server.metric("attend_rejected_requests_total", reason="memory") == 0
-        # Refused session calls are counted as all others are.
+        # Refused session calls are counted like all others.
         refused(grpc.StatusCode.INVALID_ARGUMENT, tenant.create, layers=513)
         assert server.metric("attend_rejected_requests_total", reason="invalid") == 1
 
 
-def test_tenants_tokens_and_what_is_taken_from_them_are_counted(start_server, random):
+def test_tokens_and_evictions_are_counted_by_tenant(start_server, random):
     server = start_server("--tenant=a=1,b=1", "--session-memory=16MiB", "--max-sessions=6")
     with client(server.address, "a") as a, client(server.address, "b") as b:
         for tenant, rows, len_q in ((a, 20000, 0), (a, 3, 2), (a, 20000, 0)):
@@ -119,7 +119,7 @@ def test_tenants_tokens_and_what_is_taken_from_them_are_counted(start_server, ra
         assert server.metric(name + "_bucket", le="21600") == 1
         assert 0 < server.metric(name + "_sum") < 21600
         b.attend(step(random, [Sequence(random, b.create())], 5, 4)[0])
-        a.create()  # 3 places are in common, and one is for each tenant alone
+        a.create()  # 3 places are common, and one is reserved for each tenant
         assert "the tenant has 4, its reserved share is 1" in refused(
             grpc.StatusCode.RESOURCE_EXHAUSTED, a.create)
         assert server.metric("attend_sessions") == 5
@@ -129,9 +129,9 @@ def test_tenants_tokens_and_what_is_taken_from_them_are_counted(start_server, ra
 
 
 @pytest.mark.parametrize("appends", [False, True])
-def test_a_slow_upload_keeps_its_pages_and_no_other_tenant_from_its_own_part(
+def test_a_slow_upload_blocks_no_other_tenants_part(
         start_server, random, appends):
-    """Of three tenants: a sixth of the memory is for each alone, and half in common."""
+    """With three tenants a sixth of the memory is reserved for each, and half is common."""
     server = start_server("--tenant=a=1,b=1", "--session-memory=16MiB")
     most = 24000
     with client(server.address, "a") as a, client(server.address, "b") as b:

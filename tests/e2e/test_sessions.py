@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions: K and V that stay at the server, against whole requests and against NumPy float64."""
+"""Sessions: K and V that stay on the server, compared with whole requests and with NumPy
+float64."""
 
 import contextlib
 import time
@@ -16,7 +17,7 @@ from sessions import Sequence, client, refused, step
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("layout", ["BHLD", "BLHD"])
 def test_a_prompt_and_steps_have_the_bits_of_whole_requests(sessions_server, random, dtype, layout):
-    """What a session answers is what the same request answers that brings all of K and V."""
+    """A request on a session has the answer of the same request with all of K and V."""
     mask = wire.make_mask(Mask("causal"))
     with client(sessions_server.address) as tenant:
         session = tenant.create(dtype)
@@ -34,7 +35,8 @@ def test_a_prompt_and_steps_have_the_bits_of_whole_requests(sessions_server, ran
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_after_a_restart_old_ids_are_unknown(start_server, random, end):
-    """Neither a call nor a request on it finds what another has in the same memory since."""
+    """Neither a call nor a request on it finds the contents that another session has put there
+    since."""
     listen = f"127.0.0.1:{harness.free_port()}"
     first = start_server(listen=listen)
     with client(listen) as tenant:
@@ -60,7 +62,7 @@ def test_after_a_restart_old_ids_are_unknown(start_server, random, end):
 
 
 def test_a_cancelled_append_appends_nothing_or_all(sessions_server, random):
-    """To all three sequences, or to none."""
+    """To all three sequences or to none."""
     with client(sessions_server.address) as tenant:
         sequences = [Sequence(random, tenant.create()) for _ in range(3)]
         for timeout in (0.001, 0.003, 0.01, 0.03, 0.1):
@@ -78,7 +80,7 @@ def test_a_cancelled_append_appends_nothing_or_all(sessions_server, random):
 
 
 def length_at_rest(tenant, session):
-    """Once no append is under way, which a truncation would be refused for."""
+    """Once no append is in progress, during which truncations are refused."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
         length = tenant.call("GetSession", session=session.id).length

@@ -12,7 +12,7 @@ import wire
 
 
 def run_server(*args, env=None):
-    """Runs the server where it must end by itself."""
+    """Runs the server with settings with which it must exit by itself."""
     return subprocess.run([str(harness.binary("attend-server")), *args], capture_output=True,
                           text=True, timeout=30, env=harness.clean_env(**(env or {})))
 
@@ -32,7 +32,7 @@ def run_server(*args, env=None):
     ["--chunked-streams-max", "0"], ["--chunked-idle-timeout", "0"],
     ["--config", "/nonexistent.toml"], ["stray"],
 ], ids=" ".join)
-def test_bad_flags(args):
+def test_bad_flags_are_one_line(args):
     done = run_server(*args)
     assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
     lines = (done.stdout + done.stderr).strip().splitlines()
@@ -69,7 +69,7 @@ def test_flag_beats_file_beats_environment(start_server, tmp_path):
     assert info(server).reference_check == "all"
 
 
-def test_start_prints_what_it_is(start_server):
+def test_the_start_logs_addresses_device_and_kernel(start_server):
     server = start_server()
     log = server.log()
     for word in (server.address, server.metrics_address, "cpu", "cpu_flash"):

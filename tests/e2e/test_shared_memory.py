@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared memory from plain Python: socket, mmap and generated messages; and clients that die, lie
-or leave, without harm to others."""
+"""Shared memory from plain Python: socket, mmap and generated messages; and clients that crash,
+send false data or disconnect without harming others."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def fail(server, request):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_same_answer_without_sending_a_byte(shm_server, dtype):
+def test_the_answer_is_the_same_without_sending_tensors(shm_server, dtype):
     server = shm_server()
     request = wire.small_request(seed=3, length=77, heads=3, dim=48, dtype=dtype, return_lse=True,
                                  check=True)
@@ -99,7 +99,7 @@ def test_the_prompt_of_a_session(shm_server, random):
         client.close()
 
 
-def test_limits_and_modes(shm_server):
+def test_limits_of_shared_memory_and_modes_of_its_socket(shm_server):
     server = shm_server("--shared-memory-max", "3MiB", "--shared-memory-client-max", "2MiB",
                         "--shared-memory-client-regions", "2")
     about = info(server)
@@ -148,7 +148,7 @@ def test_a_mapping_kept_after_release_holds_no_memory(shm_server):
     assert kept[0].memory[:5] == bytes(5)
 
 
-def test_off_by_default(server):
+def test_shared_memory_is_disabled_by_default(server):
     request = wire.small_request()
     request.q.shared_memory.region = b"x" * 16
     del request.raw[0]

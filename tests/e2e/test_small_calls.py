@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls with small messages: health, reflection, sessions and an operator's, and that one tenant's
-floods do not stop another's calls."""
+"""Calls with small messages: health, reflection, sessions and operator calls; a flood from one
+tenant does not block another's calls."""
 
 import concurrent.futures
 import contextlib
@@ -104,7 +104,7 @@ def test_reflection(start_both, version):
         assert long.code() is CODE.INVALID_ARGUMENT and "must have at most 65536" in long.details()
 
 
-def test_reflection_may_be_off(start_both):
+def test_reflection_can_be_disabled(start_both):
     server = start_both("--no-reflection")
     with grpc.insecure_channel(server.address) as channel:
         for version in VERSIONS:
@@ -153,7 +153,7 @@ def test_a_session_from_its_creation_to_its_end(start_both):
             assert wrong.code() is CODE.INVALID_ARGUMENT and "page_size is -1" in wrong.details()
 
 
-def test_sessions_that_are_off(start_both):
+def test_disabled_sessions_are_refused(start_both):
     server = start_both("--session-memory", "0")
     with sessions.client(server.address) as tenant:
         for name in ("ListSessions", "GetSession", "KeepAlive", "FreeSession"):
@@ -161,7 +161,7 @@ def test_sessions_that_are_off(start_both):
             assert failed.code() is CODE.UNIMPLEMENTED and "session" in failed.details()
 
 
-def test_operators(start_both, tmp_path):
+def test_operator_calls_are_answered(start_both, tmp_path):
     server = start_both("--tenant", "team=2", "--log-level", "warn")
     with grpc.insecure_channel(f"unix:{tmp_path}/socket") as admin:
         status = wire.admin_pb.GetStatusResponse.FromString(operator(admin, "GetStatus"))
@@ -184,7 +184,7 @@ def test_operators(start_both, tmp_path):
 
 
 def test_small_calls_of_callers_with_tokens(start_both, tmp_path):
-    """Each method asks for its scope; only health asks for none."""
+    """Each method requires its scope; only health requires none."""
     (tmp_path / "tokens").write_text(strangers.TOKENS_FILE)
     server = start_both("--tokens", tmp_path / "tokens", strangers.TENANTS)
     scopes = {"sessions": "sessions", "info": "informed", "admin": "operator", "any": "gate"}
@@ -205,7 +205,7 @@ def test_small_calls_of_callers_with_tokens(start_both, tmp_path):
 
 
 def test_a_flood_of_one_tenants_lists_does_not_stop_anothers_calls(start_both):
-    """A list visits a thousand layers; the number that wait is bounded, and other calls take
+    """A list visits a thousand layers; the number of waiting lists is bounded, and other calls take
     turns."""
     server = start_both("--tenant=a=1,b=1", "--max-streams", "2000")
     with sessions.client(server.address) as flooding, sessions.client(server.address, "b") as other:
@@ -240,9 +240,9 @@ def test_a_flood_of_one_tenants_lists_does_not_stop_anothers_calls(start_both):
     wire.assert_serves(server.address)
 
 
-def test_descriptors_that_run_out(start_both):
-    """The server rests, closes new connections, and reports it; calls on open connections go on
-    meanwhile."""
+def test_running_out_of_descriptors_is_survived(start_both):
+    """The server pauses accepting, closes new connections, and reports it; calls on open
+    connections continue."""
     server = start_both()
     pid = server.process.pid
     with grpc.insecure_channel(server.address) as channel:

@@ -73,7 +73,7 @@ def test_health_needs_no_token_and_tells_nothing_else(channel):
 
 def test_every_method_needs_its_scope(locked, channel):
     holders = {"compute": "computes", "sessions": "sessions", "info": "informed",
-               "admin": "operator"}  # who drains it takes new work again: Undrain comes next
+               "admin": "operator"}  # has drained the server, so may resume it
     before = rejected(locked, "no_scope")
     refused = 0
     for method in strangers.methods():
@@ -109,12 +109,12 @@ def test_only_some_callers_may_name_other_tenants(channel):
 
     attend("blue", "blue")
     attend("gate", "green")
-    for other in ("green", "default", "nobody"):
+    for other in ("green", "default", "unknown"):
         assert refusal(lambda other=other: attend("blue", other)) == (
             CODE.PERMISSION_DENIED,
             'the caller belongs to tenant "blue" and may not call for another '
             '(x-attend-tenant)', [])
-    assert refusal(lambda: attend("gate", "nobody")).code == CODE.PERMISSION_DENIED
+    assert refusal(lambda: attend("gate", "unknown")).code == CODE.PERMISSION_DENIED
 
 
 def test_server_info_reveals_only_what_the_caller_needs(channel):
@@ -134,7 +134,7 @@ def test_server_info_reveals_only_what_the_caller_needs(channel):
 
 
 class Tenant:
-    """A tenant's calls, with its token."""
+    """A tenant's calls, made with its token."""
 
     def __init__(self, channel, name):
         self.client = sessions.Client(channel, name)
@@ -158,15 +158,15 @@ def green(channel):
 
 def test_another_tenants_session_looks_absent(blue, green, random):
     made = blue.client.create(layers=1)
-    nobodys = os.urandom(len(made.id))
+    unused = os.urandom(len(made.id))
     for call, fields in (("GetSession", {}), ("KeepAlive", {}), ("ForkSession", {}),
                          ("TruncateSession", {"length": 0}), ("KeepDraft", {"length": 0}),
                          ("FreeSession", {})):
         answers = [refusal(lambda id=id: green.client.call(call, session=id, **fields))
-                   for id in (made.id, nobodys)]
+                   for id in (made.id, unused)]
         assert answers[0] == answers[1] and answers[0].code == CODE.NOT_FOUND, call
     answers = []
-    for id in (made.id, nobodys):
+    for id in (made.id, unused):
         sequence = sessions.Sequence(random, wire.sessions_pb.Session(id=id))
         request, _ = sessions.step(random, [sequence], new_rows=1, len_q=1)
         answers.append(refusal(lambda: green.client.attend(request)))
@@ -244,7 +244,7 @@ def test_the_regions_socket_authenticates_clients(locked):
             (TOKENS["blue"], "green", denied, "may not call for another")):
         error = regions.identify(token, tenant).error
         assert error.code == code and message in error.message, error
-    # As calls are, so that the alert AttendCallersUnknown sees them. No token is a wrong one here.
+    # Like calls, so that the alert AttendCallersUnknown sees them. Here, no token is a wrong token.
     assert counted("no_credentials") == before["no_credentials"] + 2
     assert counted("unknown_caller") == before["unknown_caller"] + 2
     assert counted("expired") == before["expired"] + 1
@@ -335,7 +335,7 @@ def test_a_broken_file_keeps_the_server_from_starting(tmp_path):
 
 
 def test_headers_that_abort_other_versions_are_refused(locked):
-    """CVE-2023-1428: a header that gRPC's parser has no value for, and then more than 8 KiB."""
+    """CVE-2023-1428: a header for which gRPC's parser has no value, followed by more than 8 KiB."""
     service = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"x"),
                (b":path", wire.ATTEND.encode()), (b"te", b"trailers"),
                (b"content-type", b"application/grpc")]
@@ -349,7 +349,7 @@ def test_headers_that_abort_other_versions_are_refused(locked):
                                   block)
             with hostile.open_socket(locked.address) as connection:
                 connection.sendall(hostile.HELLO + frame)
-                with contextlib.suppress(OSError):  # it may have been ended by now
+                with contextlib.suppress(OSError):  # it may have ended by now
                     connection.shutdown(socket.SHUT_WR)
                 assert hostile.ended(connection)  # once it has answered
             assert not locked.ended(), locked.log()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unauthenticated callers over TLS, their data, certificates as callers' names, tokens sent in
+"""Unauthenticated callers over TLS, their data, certificates as callers' identities, tokens sent in
 plaintext, and a tenant's own socket."""
 
 import subprocess
@@ -112,11 +112,11 @@ def test_alternative_names_identify_callers(encrypted, ca, name, names, answer):
 
 
 def test_data_of_unauthenticated_callers_is_not_kept(encrypted, ca):
-    """256 MiB in messages, refused by their headers: gRPC takes no more of each than a window."""
+    """256 MiB in messages that are refused by their headers: gRPC accepts only a window of each."""
     message = bytes(16 << 20)
     with ca.channel(encrypted.address, options=wire.UNLIMITED) as channel:
         attend = channel.unary_unary(wire.ATTEND)
-        refusal(lambda: attend(message, timeout=wire.SECONDS))  # what is made once
+        refusal(lambda: attend(message, timeout=wire.SECONDS))  # memory that is allocated once
         with hostile.grows_at_most(encrypted, 64 << 20):
             calls = [attend.future(message, timeout=wire.SECONDS) for _ in range(16)]
             for call in calls:
@@ -126,7 +126,7 @@ def test_data_of_unauthenticated_callers_is_not_kept(encrypted, ca):
 @pytest.mark.parametrize("compression", (grpc.Compression.NoCompression, grpc.Compression.Gzip))
 @pytest.mark.parametrize("method", ("Check", "Watch"))
 def test_data_of_unauthenticated_health_checks_is_not_kept(encrypted, ca, method, compression):
-    """It asks for no credentials. The call ends by the message's length."""
+    """The method needs no credentials. The call is ended by the message's length."""
     message = bytes(16 << 20) if compression == grpc.Compression.NoCompression else bytes(64 << 20)
     before = encrypted.metric("attend_connections_refused_total", reason="frames")
     with ca.channel(encrypted.address, options=wire.UNLIMITED) as channel:
@@ -170,7 +170,7 @@ def test_a_tenants_socket_is_for_its_tenant(start_server, tmp_path, asks):
                  *(["--tokens", tmp_path / "tokens"] if asks else []),
                  listen=f"127.0.0.1:0,unix:{tmp_path}/blue.sock?tenant=blue")
     with grpc.insecure_channel(f"unix:{tmp_path}/blue.sock") as channel:
-        calls = sessions.Client(channel, "green")  # which says nothing here
+        calls = sessions.Client(channel, "green")  # which has no effect here
         made = calls.create()
         assert [each.id for each in calls.call("ListSessions").sessions] == [made.id]
         service = wire.stub.AttentionServiceStub(channel)

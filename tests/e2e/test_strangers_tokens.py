@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places where a token might be read by others: the log, the access log, dumps, error messages,
-metrics. None of them contains it."""
+"""Places where others might read a token: the log, the access log, dumps, error messages, metrics.
+None of them contains it."""
 
 import base64
 import pathlib
@@ -13,9 +13,9 @@ import strangers
 import wire
 from strangers import TENANTS, TOKENS, TOKENS_FILE, ask, bearer, refusal
 
-# Of no caller.
+# A token that belongs to no caller.
 WRONG = strangers.token()
-# Ways to present a token that are refused, and those in which it is another caller's or expired.
+# Refused ways to present a token, and tokens that belong to another caller or have expired.
 SHOWN = [
     bearer(WRONG), bearer(TOKENS["expired"]), bearer(TOKENS["informed"]),
     bearer(TOKENS["blue"], ("x-attend-tenant", "green")),
@@ -26,7 +26,7 @@ SHOWN = [
 
 
 def told(server):
-    """The messages of refusals for every way to present a token, by each kind of call."""
+    """The refusals' messages for every way to present a token, by kind of call."""
     words = []
     with grpc.insecure_channel(server.address) as channel:
         for metadata in SHOWN:
@@ -65,7 +65,7 @@ def test_no_token_is_in_a_log_an_error_a_dump_or_a_metric(start_server, tmp_path
         env={"ATTEND_FAULT": "corrupt"})
     server.regions = tmp_path / "regions" / "sock"
     with wire.connect(server.address) as service:
-        for name in ("blue", "computes"):  # whose checks fail, so that there are dumps
+        for name in ("blue", "computes"):  # checks fail, so that there are dumps
             answer = service.Attend(wire.small_request(check=True, request_id=name),
                                     metadata=bearer(TOKENS[name]), timeout=wire.SECONDS)
             assert not answer.check.ok
@@ -73,7 +73,7 @@ def test_no_token_is_in_a_log_an_error_a_dump_or_a_metric(start_server, tmp_path
                                              metadata=bearer(TOKENS["green"])))) == 1
     words = told(server)
     harness.wait_for("two dumps", lambda: len(list(dumps.glob("*/report.json"))) == 2)
-    # The last call, which is no refused caller's: those lines are bounded.
+    # The last call is not one of a refused caller, whose lines are limited.
     harness.wait_for("the last call's line", lambda: "/GetSession" in access.read_text())
     assert access.read_text().count("UNAUTHENTICATED") > 10
     written = [path for path in [access, pathlib.Path(server.log_path), *dumps.rglob("*")]
@@ -82,7 +82,7 @@ def test_no_token_is_in_a_log_an_error_a_dump_or_a_metric(start_server, tmp_path
     texts = {str(path): path.read_bytes().decode("latin-1") for path in written}
     texts |= {"refusals": "\n".join(words), "metrics": server.metrics_text()}
     assert "computes" in texts[str(access)] and "informed" in texts["refusals"]  # names are told
-    for name, token in {**TOKENS, "nobody": WRONG}.items():
+    for name, token in {**TOKENS, "unknown": WRONG}.items():
         for where, text in texts.items():
             for form in forms(token):
                 assert form not in text, f"the token of {name} is in {where}"

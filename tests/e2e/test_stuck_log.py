@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log whose reader does not read or has gone, or whose disk is full, loses lines and nothing
-else; and lines logged before a crash are written."""
+"""A log loses lines, and nothing else happens, if its reader is stuck or gone or its disk is full;
+lines logged before a crash are written."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def pipe():
 
 
 def fill(writer):
-    """Writes to the pipe until it takes no more."""
+    """Writes to the pipe until it is full."""
     os.set_blocking(writer, False)
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -40,7 +40,7 @@ def fill(writer):
 
 
 def send_bad_calls(address, count=BAD_CALLS):
-    """On separate connections, so that every thread that answers has some."""
+    """On separate connections, so that every answering thread has some."""
     for _ in range(count):
         with wire.connect(address) as service, pytest.raises(grpc.RpcError) as refused:
             service.Attend(wire.small_request(softcap=-1), timeout=wire.SECONDS)
@@ -62,13 +62,13 @@ def test_a_full_stderr_pipe_stops_no_call_and_no_drain(start_server, pipe):
     assert_alive(server)
     server.signal(signal.SIGHUP)
     assert server.stop() == 0
-    # The reader comes back: what was there before is there.
+    # The reader resumes: it receives the lines written before.
     os.close(writer)
     with open(reader, "rb", closefd=False) as log:
         assert b"attend-server" in log.read()
 
 
-def test_lines_that_waited_for_a_slow_reader_are_written(start_server, pipe):
+def test_lines_delayed_by_a_slow_reader_are_written(start_server, pipe):
     reader, writer = pipe
     server = start_server("--log-rate", "0", stderr=writer)
     fill(writer)
@@ -135,7 +135,7 @@ def test_a_reader_that_has_gone_ends_no_server(start_server, pipe):
     assert server.stop() == 0
 
 
-def test_a_limit_on_files_ends_no_server(start_server, tmp_path):
+def test_a_limit_on_file_sizes_ends_no_server(start_server, tmp_path):
     server = start_server("--log-file", tmp_path / "log", "--log-rate", "0",
                           limits={resource.RLIMIT_FSIZE: (8192, 8192)},
                           enter=lambda: signal.signal(signal.SIGXFSZ, signal.SIG_DFL))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which clients --tls-cert and --tls-client-ca let in, and how others are refused."""
+"""Clients accepted and refused with --tls-cert and --tls-client-ca, and what refused ones are
+told."""
 
 import contextlib
 import pathlib
@@ -46,7 +47,7 @@ def test_unix_sockets_stay_plaintext_beside_tls(start_server, ca, tmp_path):
 
 # OpenSSL's name for the alert that the server sends.
 @pytest.mark.parametrize("who, alert", [
-    ("nobody", "TLSV13_ALERT_CERTIFICATE_REQUIRED"),
+    ("without", "TLSV13_ALERT_CERTIFICATE_REQUIRED"),
     ("late", "SSLV3_ALERT_CERTIFICATE_EXPIRED"),
     ("revoked", "SSLV3_ALERT_CERTIFICATE_REVOKED"),
     ("foreign", "TLSV1_ALERT_UNKNOWN_CA"),
@@ -57,11 +58,11 @@ def test_refused_clients_get_only_an_alert(start_server, ca, foreign, who, alert
     server = start_server(*ca.serve_mtls("--tls-crl", ca.crl))
     if who == "late":
         ca.issue("late", days=-1)
-    context = {"nobody": ca.context,
+    context = {"without": ca.context,
                "foreign": lambda: ca.context("client", shown_by=foreign)}.get(
                    who, lambda: ca.context(who))()
     context.minimum_version = context.maximum_version = version
-    if who == "nobody" and version == ssl.TLSVersion.TLSv1_2:
+    if who == "without" and version == ssl.TLSVersion.TLSv1_2:
         alert = "SSLV3_ALERT_HANDSHAKE_FAILURE"
     assert certificates.greet(server.address, context) == alert
     assert server.metric("attend_connections_refused_total", reason="tls") == 1
@@ -88,14 +89,14 @@ def test_older_versions_and_other_protocols_are_refused(start_server, ca):
     http1.set_alpn_protocols(["http/1.1"])
     assert "alert no application protocol" in certificates.greet(server.address, http1)
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
-        without = ssl.create_default_context(cafile=ca.ca)  # offers no protocol at all
+        without = ssl.create_default_context(cafile=ca.ca)  # offers no protocol
         without.minimum_version = without.maximum_version = version
         assert "alert no application protocol" in certificates.greet(server.address, without)
     harness.wait_for("the lines", lambda: server.log().count(
         'error="no application protocol"') == 3)
     weak = ca.context()
     weak.maximum_version = ssl.TLSVersion.TLSv1_2
-    # whose recorded traffic the server's key can decrypt
+    # whose recorded traffic could be decrypted with the server's key
     weak.set_ciphers("AES128-SHA:@SECLEVEL=0")
     assert certificates.greet(server.address, weak) == "SSLV3_ALERT_HANDSHAKE_FAILURE"
     assert server.metric("attend_connections_refused_total", reason="tls") == 5
@@ -122,7 +123,7 @@ def test_plaintext_is_told_to_use_tls(start_server, ca):
 
 
 def test_sessions_of_tls_are_not_resumed(start_server, ca):
-    """A client revoked meanwhile would be let in again."""
+    """Otherwise a client revoked since would be accepted again."""
     server = start_server(*ca.serve_mtls())
     context = ca.context("client")
     for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
@@ -145,7 +146,7 @@ def test_sessions_of_tls_are_not_resumed(start_server, ca):
     (("--tls-cert", "{ca.server}", "--tls-key", "{ca.client_key}"),
      "tls-key {ca.client_key} is not the key of tls-cert {ca.server}"),
     (("--tls-cert", "{ca.server}", "--tls-key", "/nowhere"),
-     "tls-key /nowhere: No such file or directory"),
+     "tls-key /nowhere cannot be read: No such file or directory"),
     (("--tls-cert", "{ca.server_key}", "--tls-key", "{ca.server_key}"),
      "tls-cert {ca.server_key} has no certificate in PEM"),
     (("--tls-cert", "{late[0]}", "--tls-key", "{late[1]}"), "tls-cert {late[0]} expired at 20"),
@@ -203,22 +204,22 @@ def test_certificates_are_replaced_under_load_without_failed_calls(start_server,
     ends = threading.Event()
     done, wrong = [], []
 
-    def load(anew):
+    def load(reconnect):
         with contextlib.ExitStack() as stack:
             channel = stack.enter_context(ca.channel(server.address))
             while not ends.is_set():
                 try:
                     assert attend(channel).check.ok
-                    done.append(anew)
+                    done.append(reconnect)
                 except Exception as error:  # noqa: BLE001
                     wrong.append(error)
                     return
-                if anew:  # a handshake for each call
+                if reconnect:  # a handshake for each call
                     channel.close()
                     channel = stack.enter_context(ca.channel(
                         server.address, options=[("grpc.use_local_subchannel_pool", 1)]))
 
-    callers = [threading.Thread(target=load, args=(anew,)) for anew in (False, True)]
+    callers = [threading.Thread(target=load, args=(reconnect,)) for reconnect in (False, True)]
     for caller in callers:
         caller.start()
     try:
@@ -226,7 +227,7 @@ def test_certificates_are_replaced_under_load_without_failed_calls(start_server,
             cert, key = ca.issue(f"turn{turn}", usage="serverAuth")
             failed = server.metric("attend_tls_reloads_total", result="failed")
             before = shown(ca, server.address)
-            certificates.replace(files.cert, cert)  # and its key comes late
+            certificates.replace(files.cert, cert)  # and its key is late
             harness.wait_for("the wrong pair to be seen", lambda: server.metric(
                 "attend_tls_reloads_total", result="failed") > failed)
             assert shown(ca, server.address) == before

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend-client and the Python package over TLS: flags and environment, and their errors for
-servers that they cannot use."""
+"""attend-client and the Python package over TLS: flags, environment, and errors for servers that
+they cannot use."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import harness
 
 @pytest.fixture(scope="module")
 def mtls(tmp_path_factory, ca):
-    """A server that asks for certificates, and knows who is revoked."""
+    """A server that requires certificates, with a revocation list."""
     running = harness.Server(tmp_path_factory.mktemp("mtls"),
                              *ca.serve_mtls("--tls-crl", ca.crl))
     yield running
@@ -19,8 +19,8 @@ def mtls(tmp_path_factory, ca):
 
 
 def flags(ca, client=None, of=None):
-    """Arguments of attend-client; `client`: the name of its certificate, of another authority if
-    `of` is one."""
+    """Arguments for attend-client; `client`: the name of its certificate, issued by `of` if that is
+    another authority."""
     shown = ()
     if client is not None:
         shown = ("--tls-cert", getattr(of or ca, client),
@@ -29,7 +29,7 @@ def flags(ca, client=None, of=None):
 
 
 def said(address, *flags, **options):
-    """The error of `attend-client info`."""
+    """The error message of `attend-client info`."""
     done = harness.run_client("info", "--server", address, "--attempts", "1", *flags, check=False,
                               **options)
     assert done.returncode == 1, done.stdout
@@ -49,7 +49,7 @@ def test_every_command_speaks_tls(mtls, ca):
 
 
 def test_server_and_client_may_share_an_environment(start_server, ca):
-    """As a container's health check does with what it checks."""
+    """As a container's health check shares the environment of the server that it checks."""
     env = {"ATTEND_LISTEN_TLS_CERT": str(ca.server), "ATTEND_LISTEN_TLS_KEY": str(ca.server_key),
            "ATTEND_TLS_CLIENT_CA": str(ca.ca), "ATTEND_TLS_CA": str(ca.ca),
            "ATTEND_TLS_CERT": str(ca.client), "ATTEND_TLS_KEY": str(ca.client_key)}
@@ -79,7 +79,7 @@ def test_the_client_reports_why_it_refuses_the_server(start_server, server, ca, 
     done = harness.run_client("info", "--server", tls.address, *flags(ca), "--tls-server-name",
                               "localhost")
     assert "cpu" in done.stdout
-    # No server starts with an expired certificate, but it may expire.
+    # No server starts with an expired certificate, but its certificate may expire later.
     ca.issue("short", days=-1, usage="serverAuth")
     with certificates.s_server(ca.short, ca.short_key) as address:
         assert "the server's certificate has expired" in said(address, *flags(ca))
@@ -102,7 +102,7 @@ def test_wrong_files_are_named(ca, foreign, tmp_path):
         "--tls-ca", ca.ca, "--tls-cert", ca.client, "--tls-key", foreign.client_key)
 
 
-def test_unix_sockets_need_no_tls(server, start_server, tmp_path):
+def test_unix_sockets_need_no_tls_flags(server, start_server, tmp_path):
     local = start_server(listen=f"unix:{tmp_path}/a.sock")
     env = {"ATTEND_TLS_CA": str(tmp_path / "nowhere")}
     done = harness.run_client("info", "--server", local.address, env=env)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients authenticate by a file, the environment or an argument, on every kind of call, and reveal
-the token to no other server."""
+"""Clients send the token of a file, the environment or an argument on every kind of call, and
+reveal it to no other server."""
 
 import os
 import pathlib
@@ -64,7 +64,7 @@ def test_a_made_token_is_only_in_its_file(folder, tmp_path):
     assert made != token(folder, "blue")
     for wrong in (["ci", "--out", tmp_path / "ci"], ["a b", "--out", tmp_path / "x"], ["ci"],
                   ["ci", "--out"], ["ci", "--no", "x"], ["ci", "da", "--out", tmp_path / "x"],
-                  # Values that would be more than one field of the line.
+                  # Values that contain more than one field of the line.
                   *(["ci", "--out", tmp_path / "x", *more] for more in (
                       ["--tenant", "blue any-tenant"], ["--tenant", "blue\nname=other"],
                       ["--tenant", ""], ["--scopes", "compute any-tenant"],
@@ -129,7 +129,7 @@ def test_attend_client_keeps_its_token(server, folder, tmp_path):
 
 
 def test_a_proxy_never_sees_a_token(server, folder):
-    """gRPC would send calls, localhost's too, through $http_proxy."""
+    """gRPC would send calls through $http_proxy, even those to localhost."""
     harness.run_client("info", "--server", server.address, "--token-file", folder / "blue",
                        env={"http_proxy": "http://127.0.0.1:1", "no_proxy": ""})
 
@@ -187,7 +187,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
 def test_an_impostor_at_the_shared_memorys_path_gets_no_token(folder, start_server):
-    """As with a server in a container: its socket's path may belong to anyone on this host."""
+    """As with a server in a container: anyone on this host may own the socket's path."""
     public = pathlib.Path(tempfile.mkdtemp(prefix="attend-public-"))
     public.chmod(0o1777)
     path = public / "of-server" / "sock"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""traceparent in, the same trace out: in metadata, logs and, by OTLP, at a collector."""
+"""A traceparent sent with a call is returned in metadata, logged, and exported by OTLP."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def collector():
 
 
 def attend(address, metadata=(), **fields):
-    """One call; the traceparents of its initial metadata."""
+    """Makes one call; returns the traceparents in its initial metadata."""
     with grpc.insecure_channel(address) as channel:
         method = wire.stub.AttentionServiceStub(channel).Attend
         _, call = method.with_call(wire.small_request(**fields), metadata=metadata,
@@ -38,7 +38,7 @@ def attend(address, metadata=(), **fields):
         return [value for key, value in call.initial_metadata() if key == "traceparent"]
 
 
-def test_without_a_collector_a_trace_is_logged_and_comes_back(start_server, tmp_path):
+def test_without_a_collector_a_trace_is_logged_and_returned(start_server, tmp_path):
     path = tmp_path / "access.log"
     server = start_server("--access-log", path, "--log-format", "json")
     assert attend(server.address, [("traceparent", SAMPLED)], request_id="yes") == [SAMPLED]
@@ -78,7 +78,7 @@ def test_spans_by_phase_reach_a_collector(start_server, collector, tmp_path):
     with grpc.insecure_channel(server.address) as channel:
         info = wire.stub.AttentionServiceStub(channel).GetServerInfo
         info(wire.pb.GetServerInfoRequest(), metadata=[("traceparent", SAMPLED)])
-    assert server.stop() == 0  # which sends what is left
+    assert server.stop() == 0  # which exports the rest
     spans = collector.spans()
     whole = {span.attributes.get("attend.request_id", span.name): span
              for span in spans if span.kind == 2}
@@ -109,7 +109,7 @@ def test_spans_by_phase_reach_a_collector(start_server, collector, tmp_path):
     assert (line["trace_id"], line["span_id"], line["parent_span_id"]) == (TRACE, one.span, PARENT)
 
 
-def test_a_share_of_calls_begins_traces_and_streams_have_a_span_each(start_server, collector):
+def test_traces_are_sampled_and_each_stream_has_a_span(start_server, collector):
     server = start_server("--otlp-endpoint", collector.address, "--otlp-sample", "1")
     returned = {attend(server.address)[0] for _ in range(3)}
     with wire.connect(server.address) as service:
@@ -140,7 +140,7 @@ def test_a_missing_or_refusing_collector_loses_spans_but_no_call(start_server):
     wire.assert_serves(server.address)
     failed = harness.wait_for("failed spans",
                               lambda: server.metric("attend_spans_total", outcome="failed"))
-    assert failed == 1 + 7  # the call and its phases, the check too
+    assert failed == 1 + 7  # the call and its phases, including the check
     assert server.metric("attend_spans_total", outcome="exported") == 0
     harness.wait_for("the log to say so", lambda: "spans are lost" in server.log())
     assert "not these" in server.log() and server.stop() == 0
@@ -148,7 +148,7 @@ def test_a_missing_or_refusing_collector_loses_spans_but_no_call(start_server):
 
 
 def test_spans_that_a_collector_refuses_are_counted(start_server):
-    partial_success = b"\x0a\x07\x08\x02\x12\x03old"  # of two spans, with the error "old"
+    partial_success = b"\x0a\x07\x08\x02\x12\x03old"  # two spans, with the error "old"
     collector = otlp.Collector(lambda request, context: partial_success)
     server = start_server("--otlp-endpoint", collector.address, "--otlp-sample", "1")
     wire.assert_serves(server.address)
@@ -160,7 +160,7 @@ def test_spans_that_a_collector_refuses_are_counted(start_server):
     collector.stop()
 
 
-def test_the_tool_and_the_library_pass_a_trace_on(start_server, collector, libraries, random):
+def test_the_tool_and_the_library_propagate_a_trace(start_server, collector, libraries, random):
     import attend
     server = start_server("--otlp-endpoint", collector.address)
     env = {"TRACEPARENT": SAMPLED}
@@ -217,7 +217,7 @@ def test_a_client_with_a_span_sends_it_on_every_call(start_server, collector, li
     assert methods.count("AttendChunked") == 1  # whatever the number of its connections
 
 
-def test_spans_have_no_names_that_clients_make_up(start_server, collector):
+def test_spans_contain_no_names_invented_by_clients(start_server, collector):
     server = start_server("--otlp-endpoint", collector.address)
     with grpc.insecure_channel(server.address) as channel:
         for n in range(3):
@@ -245,7 +245,8 @@ def ca(tmp_path_factory):
 
 
 def test_spans_are_sent_only_to_a_trusted_collector(start_server, ca, tmp_path):
-    """A collector that asks for a certificate; first one of an authority that is not trusted."""
+    """A collector that requires a certificate; the first one is issued by an untrusted
+    authority."""
     foreign = certificates.Authority(tmp_path / "foreign")
     shown = [(ca.server_key.read_bytes(), ca.server.read_bytes())]
     collector = otlp.Collector(credentials=grpc.ssl_server_credentials(
@@ -283,7 +284,7 @@ def test_a_plaintext_collector_gets_no_spans_meant_for_tls(start_server, collect
     assert collector.spans() == [] and server.stop() == 0
 
 
-def test_wrong_files_for_a_collector_fail_the_start(tmp_path, ca):
+def test_bad_certificate_files_for_a_collector_fail_the_start(tmp_path, ca):
     def error(*flags):
         with pytest.raises(AssertionError) as failed:
             harness.Server(tmp_path / "server", "--otlp-endpoint", "https://127.0.0.1:1", *flags)

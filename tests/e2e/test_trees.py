@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafts whose tokens are trees: a tree gives the bits of the whole mask, and the tokens of a draft
-that a session keeps are those that would have been appended without the others."""
+"""Drafts whose tokens form trees: a tree gives the bits of the whole mask, and a session that keeps
+some of a draft's tokens equals one to which only these were appended."""
 
 import asyncio
 
@@ -43,7 +43,7 @@ def trees(random, batch, tokens):
 
 
 def whole(tree, drafts, q_lengths, kv_lengths, len_q, len_k):
-    """The tree as a mask of all queries and keys, [B, 1, Lq, Lk], one by one."""
+    """The tree as a mask of all queries and keys, [B, 1, Lq, Lk], built token by token."""
     mask = np.ones((len(drafts), 1, len_q, len_k), bool)
     for b, (draft, rows, keys) in enumerate(zip(drafts, q_lengths, kv_lengths)):
         for i in range(draft):
@@ -73,8 +73,8 @@ OPTIONS = {
 @pytest.mark.parametrize("tokens", [1, 7, 8, 9, 33])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_tree_has_the_bits_of_the_whole_mask(client, random, name, tokens):
-    """In both dense layouts, with a tree for all sequences and one for each, with true lengths and
-    shorter drafts; on the server and in process."""
+    """In both dense layouts, with a common tree and with one for each sequence, with true lengths
+    and shorter drafts; on the server and in process."""
     dtype = np.float32 if tokens % 2 else np.float16
     len_q, len_k = tokens + 6, tokens + 61
     q = values(random, 3, 4, len_q, 32, dtype=dtype)
@@ -98,7 +98,7 @@ def test_a_tree_has_the_bits_of_the_whole_mask(client, random, name, tokens):
         same((np.ascontiguousarray(o.swapaxes(1, 2)), lse), wanted)
 
 
-def test_packed_sequences_and_every_way_in(client, random):
+def test_packed_sequences_by_every_transport(client, random):
     drafts, rows, keys = [5, 0, 11], [5, 3, 20], [90, 40, 30]
     tree = trees(random, 3, 11)
     q = values(random, sum(rows), 4, 24)
@@ -117,8 +117,8 @@ def test_packed_sequences_and_every_way_in(client, random):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_on_the_wire_in_each_dtype(tree_server, random, dtype):
-    """As stubs of any language send it."""
+def test_masks_on_the_wire_in_each_dtype(tree_server, random, dtype):
+    """As generated clients of any language send it."""
     def rounded(*shape):
         return round_to(dtype, random.standard_normal(shape).astype(np.float32))
 
@@ -145,7 +145,7 @@ def tree_fields(tree, lengths=()):
 
 
 def attend_bytes(channel, *parts):
-    """Tensors of the answer to a message of these parts, one after the other."""
+    """The tensors of the answer to a message made of these parts, concatenated."""
     call = channel.unary_unary(wire.ATTEND,
                                response_deserializer=wire.pb.AttendResponse.FromString)
     sent = b"".join(part if isinstance(part, bytes) else part.SerializeToString()
@@ -154,7 +154,7 @@ def attend_bytes(channel, *parts):
 
 
 def test_the_last_of_repeated_fields_counts(tree_server, random):
-    """As in proto3 for any field, before the tensors and after them. Lengths follow each other."""
+    """As for any field of proto3, before and after the tensors. Lengths are concatenated."""
     case = Case(*(values(random, 2, 2, 9, 16) for _ in "qkv"), "float32")
     tensors = wire.make_request(case)
     right, wrong, wide = (tree_fields(trees(random, batch, tokens))
@@ -187,7 +187,7 @@ def test_the_last_of_repeated_fields_counts(tree_server, random):
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 1024, 1025])
-def test_sizes_at_the_bounds(client, tree_server, random, tokens):
+def test_trees_at_the_bounds_of_their_size(client, tree_server, random, tokens):
     q, k, v = (values(random, 1, 1, 1030, 8) for _ in "qkv")
     case = Case(q, k, v, "float32")
     if tokens in (1, 1024):
@@ -204,8 +204,8 @@ def test_sizes_at_the_bounds(client, tree_server, random, tokens):
 
 
 @pytest.mark.parametrize("batch, len_q", [(0, 7), (0, 0), (2, 0)])
-def test_without_sequences_or_queries(client, random, batch, len_q):
-    """There is no draft then, and the answer has no rows."""
+def test_trees_without_sequences_or_queries(client, random, batch, len_q):
+    """Then there is no draft, and the answer has no rows."""
     q, k, v = (values(random, batch, 2, length, 16) for length in (len_q, 20, 20))
     tree = trees(random, 1, 7)
     for attention in (client.attention,
@@ -228,8 +228,8 @@ def appended(client, shape, k, v, layers=1):
 @pytest.mark.parametrize("options", [{}, dict(window=(40, 0))])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_speculative_steps_on_sessions(client, random, dtype, options):
-    """Each draft is appended and asked about, some of it is kept, and the fork made before has none
-    of it; all answers are those of a session that was never wrong."""
+    """Each draft is appended and queried, then partly kept; a fork made before has none of it; all
+    answers are those of a session without the dropped tokens."""
     k, v = values(random, 1, 2, 70, 16, dtype=dtype), values(random, 1, 2, 70, 24, dtype=dtype)
     session = appended(client, (2, 16, 24), k, v, layers=2)
     for tokens in (4, 16, 64, 9):
@@ -265,7 +265,7 @@ def test_speculative_steps_on_sessions(client, random, dtype, options):
 @pytest.mark.parametrize("options", [{}, dict(window=(20, 1)), dict(causal=True, softcap=5.0)])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_sessions_in_one_call_have_drafts_of_their_own_lengths(client, random, batch, options):
-    """The third is a fork of the first, which shares its pages."""
+    """The third is a fork of the first, and shares its pages."""
     kept = [[values(random, 1, 2, tokens, 16) for _ in "kv"] for tokens in (45, 3)]
     sessions = [appended(client, (2, 16), *own) for own in kept]
     sessions.append(sessions[0].fork())
@@ -335,7 +335,7 @@ def test_refusals_name_the_field(client, random):
         assert session.length() == 20
 
 
-def test_with_asyncio(tree_server, random):
+def test_trees_with_asyncio(tree_server, random):
     k, v, q = (values(random, 1, 2, 12, 16) for _ in "kvq")
     tree = trees(random, 1, 12)
 
@@ -350,7 +350,7 @@ def test_with_asyncio(tree_server, random):
     asyncio.run(run())
 
 
-def test_on_the_command_line(tree_server, random, tmp_path):
+def test_trees_on_the_command_line(tree_server, random, tmp_path):
     arrays = dict(q=values(random, 1, 4, 10, 16), k=values(random, 1, 2, 10, 16),
                   v=values(random, 1, 2, 10, 16), tree=trees(random, 1, 7))
     for name, array in arrays.items():

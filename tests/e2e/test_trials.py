@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trials of tests/trials, each for a moment: that they work, and that the server stands what is
-found soonest."""
+"""The trials of tests/trials, each for a moment: they run, and the server survives the first
+faults."""
 
 import json
 import os
@@ -29,8 +29,8 @@ def problems(libraries, stubs):
 
 
 def test_random_calls_of_every_kind(tmp_path, problems):
-    """In this process, on a live server with locks, and an operator: every call ends once, good
-    answers have the right bits, and nothing stays behind."""
+    """In this process, on a live server with tokens and TLS, and an operator: every call ends once,
+    good answers have the right bits, and nothing is left behind."""
     import live
     import trial
     from caller import Target
@@ -60,8 +60,8 @@ def test_random_calls_of_every_kind(tmp_path, problems):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_calls_to_the_system_that_fail(tmp_path, problems, kind):
-    """The first ones while a server serves, and one while it starts."""
+def test_failing_system_calls(tmp_path, problems, kind):
+    """The first calls while a server serves, and one while it starts."""
     import system_trials
     if why := system_trials.missing():
         pytest.skip(why)
@@ -81,7 +81,8 @@ def for_a_moment(trial, folder, **options):
 
 
 def test_a_connection_that_has_failed_stays_failed(tmp_path):
-    """Its peer must not get what comes behind lost bytes: with TLS, records that it cannot read."""
+    """The peer must not receive bytes that follow lost ones: with TLS, records that it cannot
+    decrypt."""
     calls = SystemCalls(tmp_path / "calls")
     calls.fail("write")
     program = """
@@ -102,26 +103,26 @@ print(other.recv(1))
 
 @pytest.mark.parametrize("name", ["delay", "stall", "reset", "half_open", "partition", "lossy",
                                   "kill_clients", "kill_server", "drain"])
-def test_connections_that_are_disturbed(tmp_path, stubs, libraries, name):
+def test_disturbed_connections(tmp_path, stubs, libraries, name):
     import network_trials
     for_a_moment(getattr(network_trials, name), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["reset", "drain"])
-def test_connections_that_are_disturbed_with_tokens_and_tls(tmp_path, stubs, libraries, name):
+def test_disturbed_connections_with_tokens_and_tls(tmp_path, stubs, libraries, name):
     import network_trials
     for_a_moment(getattr(network_trials, name), tmp_path, locked=True)
 
 
 @pytest.mark.parametrize("name", ["disk_full", "disk_full_of_dumps", "file_size_limit",
                                   "memory_limit", "killed_for_memory", "clock_steps"])
-def test_machines_that_fail(tmp_path, stubs, libraries, name):
+def test_failures_of_the_machine(tmp_path, stubs, libraries, name):
     import machine_trials
     for_a_moment(getattr(machine_trials, name), tmp_path)
 
 
-def test_every_trial_is_made_here():
-    """Besides what the runners list, there is no other."""
+def test_every_trial_of_the_runners_is_listed_here():
+    """The runners have no trial that is not listed here."""
     listed = subprocess.run([TRIALS / "faults", "--list"], capture_output=True, text=True,
                             check=True).stdout.split("\n")[:-1]
     here = pathlib.Path(__file__).read_text(encoding="utf-8")
@@ -130,8 +131,8 @@ def test_every_trial_is_made_here():
                                    for kind in KINDS}
 
 
-def test_a_soak_of_a_moment(tmp_path):
-    """Everything at once, and its three files. Whether it is flat takes longer to tell."""
+def test_a_short_soak_writes_its_files(tmp_path):
+    """Everything at once, with its three files. Whether memory stays flat takes longer to tell."""
     done = subprocess.run([TRIALS / "soak", "--minutes", "0.05", "--seed", "1", "--out", tmp_path],
                           capture_output=True, text=True, timeout=300, check=False)
     report = json.loads((tmp_path / "report.json").read_text())
@@ -141,8 +142,8 @@ def test_a_soak_of_a_moment(tmp_path):
     assert "<svg" in (tmp_path / "soak.svg").read_text()
 
 
-def test_what_callers_found_before_they_are_killed():
-    """Callers end by themselves however long their report is."""
+def test_reports_of_callers_survive_killing_the_others():
+    """Callers that have ended keep their report, however long it is."""
     import trial
     fault = {"fault": "!" * (1 << 20)}
     callers = trial.Callers.__new__(trial.Callers)
@@ -160,7 +161,7 @@ def line(number, name, code, accepted=True):
             **({"receive_us": 5} if accepted else {})}
 
 
-def test_a_request_that_is_dropped_is_found():
+def test_a_dropped_request_is_detected():
     import trial
     lines = [line(1, "good-1", "OK"), line(2, "good-2", "OK"), line(3, "good-3", "UNAVAILABLE"),
              line(4, "good-4", "CANCELLED"), line(5, "good-5", "UNAVAILABLE", accepted=False),
@@ -169,8 +170,8 @@ def test_a_request_that_is_dropped_is_found():
     assert [each["request_id"] for each in found] == ["good-2", "good-3"]
 
 
-def test_a_request_that_vanished_is_found():
-    """It has no line at all: lines come in any order."""
+def test_a_vanished_request_is_detected():
+    """The request has no line at all: lines may come in any order."""
     import trial
     lines = [line(5, "good-5", "UNAVAILABLE", accepted=False), line(3, "good-3", "OK"),
              line(1, "good-1", "OK"), {"code": "OK", "method": "of no request"}]
@@ -178,7 +179,7 @@ def test_a_request_that_vanished_is_found():
     assert not trial.dropped(lines[2:], unanswered=[]) and not trial.dropped([], unanswered=[])
 
 
-def test_a_server_that_refuses_is_not_one_that_was_tried():
+def test_a_trial_needs_a_share_of_answered_calls():
     import trial
     few = {("unary", "OK"): 10, ("unary", "RESOURCE_EXHAUSTED"): 990, ("append", "UNAVAILABLE"): 9}
     assert trial.below_floor(few) == [
@@ -188,13 +189,13 @@ def test_a_server_that_refuses_is_not_one_that_was_tried():
     assert not trial.below_floor(few) and trial.below_floor(few, 0.25, 40)
 
 
-def test_a_soak_judges_what_is_not_a_pool(start_server):
-    """And only in the second half: there a leak goes on, and what is made once is made. What is
-    resident may rise by a step of malloc's, what malloc has given out may not."""
+def test_a_soak_detects_growth_outside_the_pools(start_server):
+    """Only in the second half, where a leak continues and one-time allocations are done. Resident
+    memory may rise by one step of malloc's, memory allocated from malloc may not."""
     import soak_report
     server = start_server()
     with wire.connect(server.address) as service:
-        service.Attend(wire.small_request(), timeout=wire.SECONDS)  # touches the pools
+        service.Attend(wire.small_request(), timeout=wire.SECONDS)  # allocates the pools
     pools = soak_report.pools_mib(server.proc("smaps"))
     assert 0 < pools < hostile.rss_bytes(server) / 2**20
     rows = [{"seconds": i, "memory_mib": 90 + i, "pools_mib": 10 + i, "rest_mib": 80,
@@ -210,7 +211,7 @@ def test_a_soak_judges_what_is_not_a_pool(start_server):
     assert flat(lambda second: 80 + (second >= 30), "rest_mib")
     assert not flat(lambda second: 80 + (second >= 30))
     assert not flat(lambda second: 80 + second / 20)
-    # One thread more may be a pool's. One in every five seconds is not.
+    # One more thread may belong to a pool. One every five seconds may not.
     assert flat(lambda second: 36 + (second >= 30), "threads")
     assert not flat(lambda second: 36 + second // 5, "threads")
     assert "pools of a fixed size" in soak_report.plot(rows)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that does not run as root: no other process of its user can read its memory, which holds
-keys and tokens, while its own uses of /proc still work."""
+"""A server that does not run as root: other processes of its user cannot read its memory, which
+holds keys and tokens, while its own uses of /proc still work."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ NOBODY = 65534
 
 
 def become():
-    """If the tests do not run as root, the server's user is theirs."""
+    """If the tests do not run as root, the server runs as their user."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -26,7 +26,7 @@ def become():
 
 @pytest.fixture
 def folder():
-    """One that another user can write to."""
+    """A folder that another user can write to."""
     made = pathlib.Path(tempfile.mkdtemp())
     made.chmod(0o777)
     yield made

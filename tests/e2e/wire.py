@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests and answers over Python's grpcio, with stubs that protoc has just generated."""
+"""Requests and answers through Python's grpcio, with freshly generated stubs."""
 
 import contextlib
 import importlib
@@ -15,7 +15,7 @@ from harness import ROOT
 from reference import from_bytes, round_to, to_bytes
 
 ATTEND = "/attend.v1.AttentionService/Attend"
-SECONDS = 30  # deadline of an ordinary call
+SECONDS = 30  # for an ordinary call
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3, "bit": 4}
 DTYPE_NAMES = {number: name for name, number in DTYPES.items()}
@@ -65,7 +65,7 @@ def tensor(dtype, shape):
 
 
 def arrange(layout, array, lengths=None):
-    """BHLD as the layout wants it; LHD takes each sequence's first `lengths` rows end to end."""
+    """Converts BHLD to the layout; LHD concatenates the first `lengths` rows of each sequence."""
     if layout == "BHLD":
         return array
     blhd = array.transpose(0, 2, 1, 3)
@@ -86,7 +86,7 @@ def make_mask(mask):
 
 
 def make_request(case, layout="BHLD", bias_dtype="float32", **fields):
-    """The request of a reference.Case. LHD packs the true lengths, which must then be given."""
+    """The request of a reference.Case. LHD packs the true lengths, which are then required."""
     request = pb.AttendRequest(layout=LAYOUTS[layout], mask=make_mask(case.mask), **fields)
     for name, array, lengths in (("q", case.q, case.q_lengths), ("k", case.k, case.kv_lengths),
                                  ("v", case.v, case.kv_lengths)):
@@ -136,7 +136,7 @@ def read_answer(case, layout, answer):
 
 
 def small_request(seed=0, length=16, heads=1, dim=64, dtype="float32", **fields):
-    """A good request of random data, [1, heads, length, dim]."""
+    """A valid request with random data, [1, heads, length, dim]."""
     random = np.random.default_rng(seed)
     request = pb.AttendRequest(**fields)
     for name in ("q", "k", "v"):
@@ -148,13 +148,13 @@ def small_request(seed=0, length=16, heads=1, dim=64, dtype="float32", **fields)
 
 
 def slow_request(length=4096, **fields):
-    """A request that keeps a lane busy for a second or more: the double-precision kernel. 2 MiB in
-    all; four times as slow for twice the length."""
+    """A request that keeps a lane busy for a second or more: it uses the double-precision kernel. 2
+    MiB in all; doubling the length makes it four times as slow."""
     return small_request(length=length, dim=32, kernel="cpu_reference", **fields)
 
 
 def assert_serves(address):
-    """The server answers an ordinary request correctly."""
+    """Checks that the server answers an ordinary request correctly."""
     with connect(address) as service:
         answer = service.Attend(small_request(seed=7, check=True), timeout=SECONDS)
     assert answer.check.ok and answer.check.rows_checked > 0

@@ -140,7 +140,7 @@ def test_attention(device, name, call):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("form", ["list", "array", "tensor on the host", "tensor",
                                   "tuple of 0-d tensors"])
-def test_an_argument_that_is_changed_in_place(device, form):
+def test_an_argument_changed_in_place_is_noticed(device, form):
     """The second call gets the same container with other values."""
     tensors, sinks = inputs(device), FORMS[form]([1.0, 2.0, -1.0, 0.5], "float32", device)
     before = forward(attend_kernels.attention, tensors, sinks=sinks)
@@ -210,7 +210,7 @@ def test_sinks_and_slopes_in_tuples():
 
 
 @pytest.mark.parametrize("form", [tuple, list, iter, lambda names: dict.fromkeys(names).keys()])
-def test_wanted(form):
+def test_wanted_may_be_any_iterable(form):
     """Gradients come in the order of `wanted`, which may be any iterable without duplicates."""
     tensors, d_o = inputs("cpu"), torch.randn(2, HEADS, 6, 5)
     answer = forward(attend_kernels.attention, tensors)

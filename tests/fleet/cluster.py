@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kubernetes of several nodes on one machine: Debian's etcd and the programs of
-build-kubernetes, and for each node a kubelet and Debian's containerd with a bridge of its own.
-
-It runs in namespaces of its own (network, mounts, processes), which `enter` makes: nothing listens
-outside of them, and all of it ends with its process."""
+"""A Kubernetes of several nodes on one machine: Debian's etcd, the programs of build-kubernetes,
+and for each node a kubelet and Debian's containerd with a bridge. It runs in separate namespaces
+(network, mounts, processes), which `enter` makes: nothing listens outside of them, and everything
+ends with its process."""
 
 import contextlib
 import ctypes
@@ -17,7 +16,7 @@ import time
 
 NODES = 3
 API, DNS = "10.0.0.1", "10.0.0.1"
-# What a kubelet would set for the whole machine, as it wants to find it.
+# System settings that a kubelet would make and that it checks at its start.
 SYSCTLS = {"vm/overcommit_memory": 1, "vm/panic_on_oom": 0, "kernel/panic": 10,
            "kernel/panic_on_oops": 1, "kernel/keys/root_maxkeys": 1000000,
            "kernel/keys/root_maxbytes": 25000000}
@@ -25,7 +24,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def run(*command, **options):
-    """Runs to success; what it printed on stdout."""
+    """Runs a command that must succeed; returns its stdout."""
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, **options)
     if done.returncode:
         raise RuntimeError(f"{' '.join(str(c) for c in command)}: {done.stderr.strip()[-2000:]}")
@@ -33,7 +32,7 @@ def run(*command, **options):
 
 
 def wait_for(what, condition, seconds=120):
-    """Polls until condition() is true; it may fail meanwhile. Its value, and how long it took."""
+    """Polls until condition(), which may raise, is true. Returns its value and the time it took."""
     start = time.monotonic()
     error = None
     while time.monotonic() - start < seconds:
@@ -48,14 +47,14 @@ def wait_for(what, condition, seconds=120):
 
 
 def enter(*command):
-    """The command, in namespaces where a cluster can be. Its exit code."""
+    """Runs the command in namespaces for a cluster. Returns its exit code."""
     return subprocess.call(
         ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc",
          "--propagation", "private", *command])
 
 
 def clean_cgroups():
-    """What containers leave there that ended with their namespace."""
+    """Removes files of containers that ended with their namespace."""
     for group in pathlib.Path("/sys/fs/cgroup").iterdir():
         for folder, _, _ in os.walk(group / "k8s.io", topdown=False):
             with contextlib.suppress(OSError):
@@ -64,12 +63,12 @@ def clean_cgroups():
 
 class Cluster:
     def __init__(self, work, programs, images, namespace, service):
-        """`images`: an archive that each node gets. DNS answers for `service` in `namespace`."""
+        """`images`: an archive that every node imports. DNS resolves `service` in `namespace`."""
         self.work, self.programs, self.images = work, programs, images
         self.namespace, self.service = namespace, service
         self.name = f"{service}.{namespace}.svc.cluster.local"
         self.processes = {}
-        # What kubelets, containerd and CNI leave in places of the machine's.
+        # Files that kubelets, containerd and CNI leave in the machine's folders.
         for folder in ("/run", "/var/log", "/var/lib"):
             run("mount", "-t", "tmpfs", "none", folder)
         self._bind_files()
@@ -89,7 +88,7 @@ class Cluster:
         for n in range(NODES + 1):
             run("ip", "addr", "add", f"10.0.0.{n + 1}/24", "dev", "nodes")
         run("ip", "link", "set", "nodes", "up")
-        # A kubelet wants to see a default route.
+        # A kubelet requires a default route.
         run("ip", "route", "add", "default", "via", API, "dev", "nodes")
         pathlib.Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
 
@@ -188,13 +187,13 @@ state = "{w}/state"
                        for c in x["status"]["conditions"])]
 
     def endpoints(self):
-        """Addresses of the service's ready pods."""
+        """The addresses of the service's ready pods."""
         slices = self.get("endpointslices", "-l", f"kubernetes.io/service-name={self.service}")
         return sorted(e["addresses"][0] for s in slices["items"] for e in s["endpoints"] or []
                       if e["conditions"].get("ready"))
 
     def start_dns(self):
-        """dnsmasq, which answers for the service as a cluster's own DNS would."""
+        """dnsmasq, which resolves the service as a cluster's DNS would."""
         hosts = self.work / "hosts"
         hosts.touch()
         dnsmasq = self.start(
@@ -215,7 +214,7 @@ state = "{w}/state"
         threading.Thread(target=follow, daemon=True).start()
 
     def memory_mib(self):
-        """Of each program, shared pages by their share."""
+        """The memory of each program, with shared pages divided among their users."""
         sums = {}
         for name, process in self.processes.items():
             with contextlib.suppress(OSError, StopIteration):

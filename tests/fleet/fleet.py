@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deploy/kubernetes on a cluster of three nodes: what befalls a fleet, under load, with every call
-counted. tests/fleet/run starts it; README.md here says what is in its folder."""
+"""deploy/kubernetes on a cluster of three nodes: operations on a fleet under load, with every call
+counted. tests/fleet/run starts it; README.md lists the files it writes."""
 
 import argparse
 import base64
@@ -23,7 +23,7 @@ from cluster import run, wait_for
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MANIFESTS = ROOT / "deploy/kubernetes"
 NAMESPACE = "serving"
-# Calls: 100 a second, or so that each server always has some in flight.
+# Calls: 100 a second, or enough that each server always has some in flight.
 STEADY = ("--shape", "B1,H4,L64,D64", "--rate", "100", "--arrivals", "constant")
 CALLERS = 6
 DEADLINE_SECONDS = 5
@@ -40,7 +40,7 @@ def say(text):
 
 
 class Failed(Exception):
-    """A step whose outcome is not what it must be."""
+    """A step had an unexpected outcome."""
 
 
 def check(what, good):
@@ -49,7 +49,7 @@ def check(what, good):
 
 
 class Load:
-    """attend-client load over DNS, as long as the block lasts."""
+    """attend-client load over DNS, until the block ends."""
 
     def __init__(self, fleet, *flags):
         self.fleet, self.flags = fleet, flags or STEADY
@@ -61,7 +61,7 @@ class Load:
         self.process = self.fleet.client(
             "load", *self.flags, "--warmup", 1, "--duration", 3600, "--attempts", 5,
             "--deadline-ms", DEADLINE_SECONDS * 1000, "--quiet", "--json", self.json)
-        time.sleep(2)  # past the warm-up: calls are counted from here on
+        time.sleep(2)  # the warm-up is over: calls are counted from here on
         return self
 
     def __exit__(self, kind, *_):
@@ -79,7 +79,7 @@ class Load:
 
     @property
     def failed(self):
-        """Those that the interrupt leaves unanswered were just sent."""
+        """The unanswered ones were sent just before the interrupt."""
         return self.calls - self.result["status"].get("OK", 0)
 
     def row(self, what, seconds):
@@ -108,7 +108,7 @@ class Fleet:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def render(self, overlay):
-        """An overlay, as a user's own kustomization would take it, in words of Kubernetes 1.20."""
+        """An overlay like a user's own kustomization, in the API versions of Kubernetes 1.20."""
         folder = self.work / "own"
         folder.mkdir(exist_ok=True)
         up = os.path.relpath(MANIFESTS / overlay, folder)
@@ -130,12 +130,12 @@ class Fleet:
         return self.cluster.get("pods", "-l", selector)["items"]
 
     def settle(self, count):
-        """Until so many servers are ready and no other is there; how long that took."""
+        """Waits until this many servers are ready and no others exist; returns the time it took."""
         return wait_for(f"{count} servers", lambda: len(self.cluster.endpoints()) == count ==
                         len(self.pods(component="server")))[1]
 
     def query(self, text):
-        """Prometheus's answer, as {instance: value}."""
+        """Prometheus's answer as {instance: value}."""
         url = "http://127.0.0.1:9090/api/v1/query?" + urllib.parse.urlencode({"query": text})
         with urllib.request.urlopen(url, timeout=10) as answer:
             found = json.load(answer)["data"]["result"]
@@ -159,8 +159,8 @@ class Fleet:
         say(f"memory in MiB: {c.memory_mib()}")
 
     def start_prometheus(self):
-        """As the operator would set it up: TLS, token, rules. Debian's has no Kubernetes in it,
-        and finds the servers by the Service's name."""
+        """As an operator would set it up: TLS, token, rules. Debian's has no support for
+        Kubernetes, and finds the servers by the Service's name."""
         secrets = self.work / "secrets"
         monitor = next(x for x in self.render("overlays/monitoring")
                        if x["kind"] == "ServiceMonitor")["spec"]["endpoints"][0]
@@ -218,7 +218,7 @@ class Fleet:
         self.count(f"scaled from 2 to 3; it had calls after {used:.0f} s more", load, took)
 
     def kill(self):
-        """Those in flight there are tried elsewhere."""
+        """Calls in flight there are retried elsewhere."""
         with Load(self, *BUSY) as load:
             pids = [int(p) for p in run("pgrep", "-f", "attend-server --tls-cert").split()]
             check(f"{len(pids)} servers run", len(pids) == 3)
@@ -243,7 +243,7 @@ class Fleet:
         self.cluster.kubectl("uncordon", node)
 
     def see_metrics(self):
-        """All servers in Prometheus, with their own counts and the rules' recordings."""
+        """All servers are in Prometheus, with their own counts and the rules' recordings."""
         addresses = {f"{a}:8002" for a in self.cluster.endpoints()}
         with Load(self):
             up = wait_for("all of them up", lambda: set(x for x, v in self.query(
@@ -264,7 +264,7 @@ class Fleet:
         return state == "Succeeded"
 
     def call_from_a_pod(self):
-        """The README's own example, by the cluster's DNS."""
+        """The README's own example, through the cluster's DNS."""
         page = (MANIFESTS / "README.md").read_text()
         pod = next(x for x in map(yaml.safe_load, page.split("```yaml\n")[1:][0].split("```")[:1]))
         container = pod["spec"]["containers"][0]
@@ -275,7 +275,7 @@ class Fleet:
         say("a pod called: " + self.cluster.kubectl("logs", "caller").strip().splitlines()[-1])
 
     def serve_the_node(self):
-        """overlays/node-local, on one node: the others share its file system. And a pod there."""
+        """overlays/node-local on one node, as the others share its file system, and a pod there."""
         objects = self.render("overlays/node-local")
         daemons = next(x for x in objects if x["kind"] == "DaemonSet")
         here = {"kubernetes.io/hostname": "node0"}
@@ -283,7 +283,7 @@ class Fleet:
         self.apply(objects)
         status = ("rollout", "status", "daemonset/attend-node", "--timeout=120s")
         self.cluster.kubectl(*status)
-        # A successor finds the folder and its sockets there.
+        # A successor finds the folder and its sockets.
         self.cluster.kubectl("rollout", "restart", "daemonset/attend-node")
         self.cluster.kubectl(*status)
         self.apply([{
@@ -304,7 +304,7 @@ class Fleet:
         say(f"node-local: a pod of another user called over shared memory: {said}")
 
     def admit(self):
-        """What the API server's own validation says of the others."""
+        """Validation errors that the API server reports for the other manifests."""
         for overlay in ("gpu", "trial"):
             self.apply(self.render(f"overlays/{overlay}"), "--dry-run=server")
         say("the API server takes the overlays gpu and trial (dry run)")

@@ -96,8 +96,9 @@ void ReadTensors(const std::string& path, size_t size) {
 void RequireSpec(const Result<client::CallSpec>& spec) {
   if (!spec.ok()) return RequireRefusal(spec.status(), {Code::kInvalidArgument});
   ATTEND_FUZZ_REQUIRE(spec->weight > 0 && spec->weight <= 1e9, spec->text);
-  ATTEND_FUZZ_REQUIRE(spec->softcap >= 0 && (!spec->scale || std::isfinite(*spec->scale)),
-                      spec->text);
+  ATTEND_FUZZ_REQUIRE(
+      spec->call.softcap >= 0 && (!spec->call.scale || std::isfinite(*spec->call.scale)),
+      spec->text);
   double elements = 1;
   for (const int64_t size : {spec->batch, spec->heads_q, spec->heads_kv, spec->len_q, spec->len_k,
                              spec->dim, spec->dim_v}) {

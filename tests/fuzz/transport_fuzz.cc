@@ -71,7 +71,7 @@ class Session final : private Http2Session::Owner {
     for (const auto& [id, stream] : streams_) {
       came_ += std::to_string(id) + stream->head + (stream->ended ? " ends " : " open ");
     }
-    came_ += std::to_string(session_.counts().frames) + (ok_ ? "" : " refused");
+    came_ += std::to_string(session_.frame_count()) + (ok_ ? "" : " refused");
   }
   const std::string& came() const { return came_; }
   // The streams' data may differ in length: how many bytes are delivered before a window is found
@@ -106,7 +106,6 @@ class Session final : private Http2Session::Owner {
     ATTEND_FUZZ_REQUIRE(added.second, "a request again");
     return added.first->second.get();
   }
-  void OnGrant(int32_t, int64_t) override {}
 
   StillClock clock_;
   std::map<int32_t, std::unique_ptr<Stream>> streams_;

@@ -14,7 +14,7 @@ import harness  # noqa: E402
 
 MANIFESTS = harness.ROOT / "deploy/kubernetes"
 KUBECTL = pathlib.Path(sys.executable).with_name("kubectl")
-# What somebody puts together.
+# Kustomizations that the tests render.
 OWN = {
     "gpu that scales": {"resources": ["base"],
                         "components": ["components/gpu", "components/monitoring",
@@ -36,7 +36,7 @@ def render(folder):
 
 @pytest.fixture(scope="session")
 def rendered(tmp_path_factory):
-    """All of RENDERED, by name."""
+    """All folders of RENDERED, by name."""
     found = {}
     for name in RENDERED:
         folder = MANIFESTS / name

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no schema says of manifests: that what they name is there, and that their times and counts
-fit. Each check yields its faults as text."""
+"""Checks of manifests beyond their schemas: names refer to existing objects, and times and counts
+fit together. Each check yields its faults as text."""
 
 import re
 
 POD_KINDS = ("Deployment", "DaemonSet")
-# What the server takes after --drain-timeout to stop what is left (server/app/README.md).
+# The time that the server takes after --drain-timeout to stop what is left (server/app/README.md).
 STOP_SECONDS = 3
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
@@ -48,7 +48,7 @@ def selected(objects, selector):
 
 
 def check_selectors(objects):
-    """Each selects exactly one workload's pods."""
+    """Every selector selects exactly one workload's pods."""
     for w in of_kind(objects, *POD_KINDS):
         if [w] != selected(objects, w["spec"]["selector"]):
             yield f"{named(w)}: its selector does not select its pods alone"
@@ -75,7 +75,7 @@ def check_selectors(objects):
 
 
 def check_ports(objects):
-    """By name everywhere, and the name is there."""
+    """Ports are referred to by name everywhere, and the names exist."""
     def names(workload):
         return {p["name"]: p["containerPort"] for c in containers(workload)
                 for p in c.get("ports", [])}
@@ -98,7 +98,7 @@ def check_ports(objects):
 
 
 def check_end(objects):
-    """A drain is never cut short."""
+    """Drains are never cut short."""
     for w in of_kind(objects, *POD_KINDS):
         server = server_of(w)
         hook = server.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])
@@ -113,7 +113,7 @@ def check_end(objects):
 
 
 def check_probes(objects):
-    """Ready and alive are asked apart, over TLS where the metrics speak it."""
+    """Readiness and liveness have separate probes, over TLS if the metrics use it."""
     paths = {"startupProbe": "/readyz", "readinessProbe": "/readyz", "livenessProbe": "/healthz"}
     for w in of_kind(objects, *POD_KINDS):
         server = server_of(w)
@@ -127,7 +127,7 @@ def check_probes(objects):
 
 
 def check_disruption(objects):
-    """A budget that lets a node be drained, and not all servers be taken."""
+    """A budget allows a node to be drained, but not all servers to be taken."""
     for b in of_kind(objects, "PodDisruptionBudget"):
         bounds = [k for k in ("minAvailable", "maxUnavailable") if k in b["spec"]]
         if len(bounds) != 1:
@@ -143,7 +143,7 @@ def check_disruption(objects):
 
 
 def check_replicas(objects):
-    """What scales says how many there are, and nothing else does."""
+    """Only an autoscaler sets the number of the replicas that it scales."""
     for s in of_kind(objects, "ScaledObject"):
         for w in of_kind(objects, "Deployment"):
             if w["metadata"]["name"] == s["spec"]["scaleTargetRef"]["name"] and \
@@ -152,7 +152,7 @@ def check_replicas(objects):
 
 
 def check_rights(objects):
-    """No root, no capabilities, nothing to write to, no token of the cluster's."""
+    """No root, no capabilities, nothing writable, no token of the cluster's."""
     accounts = {a["metadata"]["name"]: a for a in of_kind(objects, "ServiceAccount")}
     for w in of_kind(objects, *POD_KINDS):
         spec = template(w)["spec"]
@@ -175,7 +175,7 @@ def check_rights(objects):
 
 
 def check_secrets(objects, secrets):
-    """Whatever is read of a Secret is mounted, and in those of make-secrets, {name: keys}."""
+    """Every key read from a Secret is mounted, and is in one of make-secrets, {name: keys}."""
     for w in of_kind(objects, *POD_KINDS):
         volumes = {v["name"]: v for v in template(w)["spec"].get("volumes", [])}
         mounts = server_of(w).get("volumeMounts", [])
@@ -184,7 +184,7 @@ def check_secrets(objects, secrets):
                 yield f"{named(w)}: there is no volume {mount['name']}"
         unused = set(volumes) - {m["name"] for m in mounts}
         if unused:
-            yield f"{named(w)}: nobody mounts {sorted(unused)}"
+            yield f"{named(w)}: not mounted: {sorted(unused)}"
         folders = {m["mountPath"]: volumes.get(m["name"], {}).get("secret", {}).get("secretName")
                    for m in mounts}
         for flag, value in flags(server_of(w)).items():
@@ -200,7 +200,7 @@ def check_secrets(objects, secrets):
 
 
 def check_flags(objects, known):
-    """Whatever the server is told, it knows. Beyond loopback it has TLS, or --insecure."""
+    """The server knows all its flags. Beyond loopback it has TLS or --insecure."""
     for w in of_kind(objects, *POD_KINDS):
         given = flags(server_of(w))
         for flag in sorted(set(given) - set(known)):
@@ -215,7 +215,7 @@ def check_flags(objects, known):
 
 
 def queries(objects):
-    """PromQL of what scales, and the metrics in it."""
+    """The PromQL of autoscalers, and the metrics in it."""
     found = [t["metadata"]["query"] for s in of_kind(objects, "ScaledObject")
              for t in s["spec"]["triggers"]]
     return found, set(re.findall(r"\battend_\w+", " ".join(found)))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deploy/kubernetes renders, fits Kubernetes' schemas, and says what is so. What no cluster is
-needed for; tests/fleet/run has one."""
+"""deploy/kubernetes renders, and fits Kubernetes' schemas and the checks of manifest_checks.py.
+These tests need no cluster; tests/fleet/run has one."""
 
 import copy
 import re
@@ -16,7 +16,7 @@ import manifest_checks
 from conftest import MANIFESTS, RENDERED
 
 VERSIONS = kubernetes_validate.utils.all_versions()
-# Their kinds come with KEDA and Prometheus's operator, and no schema of Kubernetes has them.
+# Kinds of KEDA and of Prometheus's operator, which Kubernetes' schemas lack.
 OTHERS = {"ScaledObject", "ServiceMonitor", "PrometheusRule"}
 
 
@@ -35,7 +35,7 @@ def faults(objects, secrets, known_flags):
 @pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
 @pytest.mark.parametrize("name", RENDERED)
 def test_fits_the_schemas(rendered, secrets, name, version):
-    """Of the oldest version that is known here and of the newest; no field that they lack."""
+    """In the oldest and the newest known version; no field is unknown to them."""
     checked = [x for x in rendered[name] if x["kind"] not in OTHERS]
     assert len(checked) >= 4
     for x in [*checked, *secrets.values()]:
@@ -86,7 +86,7 @@ PLANTED = {
     "contradict": lambda o: spec(o, "Deployment").update(replicas=3),
     "more rights": lambda o: server(o)["securityContext"].update(readOnlyRootFilesystem=False),
     "gets a token": lambda o: pods(o)["spec"].update(automountServiceAccountToken=True),
-    "nobody mounts": lambda o: server(o)["volumeMounts"].pop(),
+    "not mounted": lambda o: server(o)["volumeMounts"].pop(),
     "is in no Secret": lambda o: server(o)["args"].append("--metrics-auth=/etc/attend/tls/tokens"),
     "no Secret attend-scraper has key": lambda o: spec(o, "ServiceMonitor")["endpoints"][0][
         "authorization"]["credentials"].update(key="key"),

@@ -15,7 +15,7 @@ import manifest_checks
 
 @pytest.fixture
 def mounted(rendered, secrets, tmp_path):
-    """The server's arguments, and a folder that stands for its mounts and those of its callers."""
+    """The server's arguments, and a folder in place of its mounts and those of its callers."""
     deployment, = manifest_checks.of_kind(rendered["base"], "Deployment")
     for name, secret in secrets.items():
         folder = tmp_path / "etc/attend" / name.removeprefix("attend-")
@@ -40,8 +40,8 @@ def scrape(running, folder, token, path="metrics"):
 
 
 def test_a_fleet_of_its_own_secrets(mounted, tmp_path):
-    """Who has the client's token computes, by each name; the scraper's scrapes, the operator's
-    operates, and no more."""
+    """The client's token allows to compute, under each name; the scraper's token allows scrapes,
+    the operator's admin calls, and nothing else."""
     args, folder = mounted
     running = harness.Server(tmp_path / "server", *args, metrics="0.0.0.0:0", listen="0.0.0.0:0")
     port = running.address.rpartition(":")[2]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: what is built, installed once, and a server that what was installed can call."""
+"""Fixtures: the build, installed once, and a server for what was installed."""
 
 import os
 import pathlib
@@ -21,7 +21,7 @@ def pytest_configure(config):
 
 @pytest.fixture(scope="session")
 def build():
-    """The folder that is installed and packed: $ATTEND_BUILD_DIR, or build/release."""
+    """The folder to install and pack: $ATTEND_BUILD_DIR, or build/release."""
     folder = pathlib.Path(os.environ.get("ATTEND_BUILD_DIR") or harness.ROOT / "build" / "release")
     assert (folder / "CMakeCache.txt").exists(), f"nothing is built in {folder}"
     return folder.resolve()
@@ -29,7 +29,7 @@ def build():
 
 @pytest.fixture(scope="session")
 def installed(build, tmp_path_factory):
-    """`cmake --install`, moved afterwards: nothing may know where it was."""
+    """`cmake --install`, moved afterwards: no file may depend on its path."""
     first = tmp_path_factory.mktemp("first") / "attend"
     subprocess.run(["cmake", "--install", build, "--prefix", first], check=True,
                    stdout=subprocess.DEVNULL)
@@ -53,7 +53,7 @@ def wheel(build, tmp_path_factory):
 
 
 def run(*command, seconds=120, **options):
-    """Runs to success; what it printed on stdout."""
+    """Runs a command that must succeed; returns its stdout."""
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
                           timeout=seconds, **options)
     assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What deploy/compose.yaml starts, however it is called. tests/container/run starts it."""
+"""The services of deploy/compose.yaml, for every way to call it. tests/container/run starts
+them."""
 
 import shutil
 import subprocess
@@ -34,7 +35,7 @@ def test_all_services_are_on_loopback_and_cannot_gain_rights():
         assert tag != "latest" and ("build" in service or tag), "what is pulled is of one version"
 
 
-def test_who_is_in_the_container_operates_the_server(tmp_path):
+def test_commands_in_the_container_may_operate_the_server(tmp_path):
     """With the server's own arguments, and the page's command."""
     service = services(COMPOSE)["attend"]
     assert "/tmp" in service["tmpfs"], "the socket needs a place"
@@ -51,14 +52,14 @@ def test_who_is_in_the_container_operates_the_server(tmp_path):
     assert running.stop() == 0, running.log()
 
 
-def test_grafana_has_no_password_that_all_know():
+def test_grafana_has_no_default_password():
     settings = services(COMPOSE)["grafana"]["environment"]
     assert settings["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
     assert settings["GF_AUTH_BASIC_ENABLED"] == "false"
     assert settings["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
 
 
-def test_compose_reads_both_without_the_settings_beside_them(tmp_path):
+def test_compose_merges_both_files_without_dot_env(tmp_path):
     if shutil.which("docker-compose") is None:
         pytest.skip("no docker-compose (deploy/install-deps container)")
     (tmp_path / "other.env").write_text("X=1\n")

@@ -29,7 +29,7 @@ def unpacked(deb, tmp_path_factory):
     return folder
 
 
-def test_what_it_says_of_itself(build, deb, unpacked):
+def test_fields_of_the_package(build, deb, unpacked):
     version = re.search(r"^CMAKE_PROJECT_VERSION:\w+=(.*)$",
                         (build / "CMakeCache.txt").read_text(), re.M)[1]
     fields = dict(re.findall(r"^(\S+): (.*)$", run("dpkg-deb", "-f", deb), re.M))
@@ -47,8 +47,8 @@ def test_what_it_says_of_itself(build, deb, unpacked):
     assert owners == {"root/root"}
 
 
-def test_its_notices(build, unpacked):
-    """No library of others is in it, what is compiled in is."""
+def test_notices_cover_what_is_compiled_in(build, unpacked):
+    """It contains no libraries of others, but notices for code that is compiled in."""
     folder = unpacked / "usr/share/doc/attend"
     assert_complete(gzip.decompress((folder / "NOTICES.gz").read_bytes()).decode(), [],
                     "ATTEND_WITH_CUDA:INTERNAL=ON" in (build / "CMakeCache.txt").read_text())
@@ -59,7 +59,7 @@ def test_its_notices(build, unpacked):
 
 @pytest.fixture(autouse=True)
 def library_path(unpacked, monkeypatch):
-    """Where an installed package's libraries are, the system looks by itself."""
+    """The system finds the libraries of an installed package by itself."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(unpacked / "usr/lib"))
 
 
@@ -93,12 +93,12 @@ def test_manual_pages_are_the_help(unpacked, program):
 
 
 def test_programs_of_the_package_serve_with_its_settings(unpacked, tmp_path, monkeypatch):
-    """All keys that it sets or offers are ones that the server knows."""
+    """All keys that it sets or offers are known to the server."""
     monkeypatch.setenv("ATTEND_BIN_DIR", str(unpacked / "usr/bin"))
     settings = (unpacked / "etc/attend/attend-server.toml").read_text()
     offered = re.sub(r'^#(\S+ = )', r"\1", settings, flags=re.M)
     assert offered.count("\n") == settings.count("\n") and offered != settings
-    # One listen in place of the other.
+    # With another --listen address.
     offered, gone = re.subn(r'^listen = ".*\n', "", offered, flags=re.M)
     assert gone == 1
     for folder in ("/run/attend", "/var/lib/attend", "/var/log/attend"):
@@ -115,8 +115,9 @@ def test_programs_of_the_package_serve_with_its_settings(unpacked, tmp_path, mon
         server.kill()
 
 
-def test_the_unit(unpacked, tmp_path):
-    """systemd takes it, it leaves little exposed, and its time to stop is above the server's."""
+def test_systemd_accepts_the_unit(unpacked, tmp_path):
+    """systemd accepts it, it exposes little, and its stop timeout is longer than the server's
+    drain."""
     unit = (unpacked / "usr/lib/systemd/system/attend.service").read_text()
     copy = tmp_path / "attend.service"
     copy.write_text(unit.replace("/usr/bin/attend-server", f"{unpacked}/usr/bin/attend-server"))

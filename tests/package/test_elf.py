@@ -44,27 +44,27 @@ def dist(build, tmp_path_factory):
 
 @pytest.fixture(params=("build", "installed", "packed", "dist"))
 def files(request):
-    """All of a folder; those of the project are among them."""
+    """All ELF files of a folder; those of the project are among them."""
     found = elf_files(request.getfixturevalue(request.param))
     assert set(OWN) <= {path.name for path in found}
     return found
 
 
 def empty_elements(path):
-    """Elements of its library path that are not of a fixed place or of its own."""
+    """Elements of its library path that are neither absolute nor relative to the file."""
     said = run("readelf", "-dW", path)
     paths = re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", said)
     return [(each, element) for each in paths for element in each.split(":")
             if not element.startswith(("/", "$ORIGIN"))]
 
 
-def test_no_library_is_looked_for_in_the_current_folder(files):
+def test_no_search_path_has_the_current_folder(files):
     wrong = {str(path): elements for path in files if (elements := empty_elements(path))}
     assert not wrong
 
 
-def test_a_library_that_lies_in_the_current_folder_is_not_loaded(build, tmp_path):
-    """As downloads do, where a program is started beside its data."""
+def test_a_planted_library_in_the_current_folder_is_not_loaded(build, tmp_path):
+    """Such as a download folder, where a program is started beside its data."""
     for program in ("server/attend-server", "client/attend-client"):
         needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-dW", build / program))
         for name in (*needed, "libssl.so.3", "libprotobuf.so.32"):
@@ -78,7 +78,7 @@ def test_a_library_that_lies_in_the_current_folder_is_not_loaded(build, tmp_path
 
 
 def missing_hardening(path):
-    """Names the options of deploy/cmake/AttendOptions.cmake that have left no trace in the file."""
+    """Names the options of deploy/cmake/AttendOptions.cmake that left no trace in the file."""
     dynamic, headers = run("readelf", "-dW", path), run("readelf", "-lW", path)
     symbols = set(re.findall(r" UND (\w+)", run("readelf", "--dyn-syms", "-W", path)))
     program = ".so" not in path.name
@@ -93,7 +93,7 @@ def missing_hardening(path):
     return [name for name, there in found.items() if not there]
 
 
-def test_what_is_ours_is_hardened(files):
+def test_our_binaries_are_hardened(files):
     wrong = {str(path): missing for path in files
              if path.name in OWN and (missing := missing_hardening(path))}
     assert not wrong

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """client/example is built as client/README.md says: against an installation, with the sources, and
-by pkg-config. Each time its programs run, one of them against a live server."""
+by pkg-config. Its programs run each time, one of them against a live server."""
 
 import os
 import re
@@ -31,7 +31,7 @@ def assert_programs_run(folder, server):
 
 
 def test_the_commands_of_the_readme(installed, server, tmp_path):
-    """All but the first line, which installs: `installed` has done that."""
+    """All lines but the first, which installs: `installed` has done that."""
     lines = readme_commands("cmake --install").splitlines()
     assert lines[0] == "cmake --install build/quickstart --prefix /opt/attend"
     commands = "\n".join(lines[1:]).replace("/opt/attend", str(installed))
@@ -40,7 +40,7 @@ def test_the_commands_of_the_readme(installed, server, tmp_path):
     assert_programs_run(tmp_path / "example", server)
 
 
-def test_by_pkg_config(installed, server, tmp_path):
+def test_a_program_builds_with_pkg_config(installed, server, tmp_path):
     commands = readme_commands("pkg-config").replace("/opt/attend", str(installed))
     (tmp_path / "client").symlink_to(ROOT / "client")
     run("bash", "-euc", commands, cwd=tmp_path)
@@ -53,17 +53,17 @@ def test_by_pkg_config(installed, server, tmp_path):
 
 @pytest.fixture(scope="module")
 def sources(build):
-    """The folder of a project that adds the sources, with warnings as errors of its own. It stays,
-    so that it is compiled once."""
+    """The build folder of a project that adds the sources, with its own warnings as errors. It is
+    kept, so that it is compiled once."""
     folder = build.parent / "package/subdirectory"
     run("cmake", "-S", EXAMPLE, "-B", folder, "-G", "Ninja", f"-DATTEND_SOURCE={ROOT}",
         "-DATTEND_CUDA=OFF", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Wpedantic -Werror")
     return folder
 
 
-def test_from_the_sources(sources):
-    """No program or test of ours is built, no setting of ours reaches the project's programs, and
-    one of these compiles."""
+def test_a_project_builds_the_sources_with_add_subdirectory(sources):
+    """None of our programs or tests is built, none of our settings reaches the project's programs,
+    and one of these compiles."""
     built = run("ninja", "-C", sources, "-t", "targets", "all")
     assert "attend-server" not in built and "gtest" not in built
     flags = run("ninja", "-C", sources, "-t", "commands", "served").splitlines()
@@ -96,8 +96,8 @@ def test_components(installed, tmp_path, component):
         assert "is STATIC_LIBRARY, gRPC 1." in done.stdout, done.stderr
 
 
-def test_installed_headers_stand_alone(installed, tmp_path):
-    """What they include is installed too, under the names by which it is included."""
+def test_installed_headers_are_self_contained(installed, tmp_path):
+    """Every header that they include is installed too, under the name by which it is included."""
     folder = installed / "include"
     headers = sorted(folder.rglob("*.h"))
     assert {"client.h", "session.h", "stream.h", "attend_c.h", "attention.grpc.pb.h"} <= \
@@ -114,7 +114,7 @@ def test_installed_headers_stand_alone(installed, tmp_path):
             folder / "attend" / name)
 
 
-def test_the_runtime_alone_has_nothing_to_compile_with(build, installed, tmp_path):
+def test_the_runtime_component_has_no_development_files(build, installed, tmp_path):
     run("cmake", "--install", build, "--prefix", tmp_path, "--component", "runtime")
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert {"bin/attend-server", "bin/attend-client", "lib/libattend_kernels.so",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deploy/notices where something is missing. What it makes is tried with the wheel, and by
-tests/e2e/test_dist.py, whose folder the image is."""
+"""deploy/notices where something is missing. Complete notices are tested with the wheel, and by
+tests/e2e/test_dist.py, whose folder becomes the image."""
 
 import subprocess
 
@@ -19,8 +19,8 @@ def test_a_library_of_no_package_is_refused(build, tmp_path):
     assert done.stdout == ""
 
 
-def test_a_toolkit_without_terms_is_said(tmp_path):
-    """NVIDIA's terms are named by their address where the toolkit has none."""
+def test_terms_missing_from_a_toolkit_are_named_by_their_address(tmp_path):
+    """NVIDIA's terms are named by their address if the toolkit has none."""
     (tmp_path / "toolkit/bin").mkdir(parents=True)
     compiler = tmp_path / "toolkit/bin/nvcc"
     compiler.write_text("#!/bin/sh\n")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deploy/install-deps where it ends early, and what the pages say of the wheel. deploy/quickstart
-is run by tests/run's step of that name, and on a bare Debian by tests/ecosystem/trixie."""
+"""deploy/install-deps when it fails early, and the pages' instructions for the wheel.
+deploy/quickstart is tested by tests/run's step of that name, and on a bare Debian by
+tests/ecosystem/trixie."""
 
 import os
 import re
@@ -19,8 +20,8 @@ INSTALL_DEPS = ROOT / "deploy/install-deps"
 
 @pytest.fixture
 def toolkit(tmp_path):
-    """Where install-deps puts NVIDIA's compiler. pip belongs to that group, so that a machine
-    without it would get it from this test."""
+    """The folder for NVIDIA's compiler. pip is in the same package group, so that a machine without
+    it would install it in this test."""
     installed = subprocess.run(["dpkg-query", "-W", "-f=${db:Status-Abbrev}", "python3-pip"],
                                capture_output=True, text=True)
     if not installed.stdout.startswith("ii"):
@@ -34,7 +35,7 @@ def start_install(toolkit, **settings):
                             env={**os.environ, "ATTEND_CUDA_TOOLKIT": str(toolkit), **settings})
 
 
-def test_a_toolkit_that_cannot_be_had_leaves_nothing(toolkit):
+def test_a_failed_download_leaves_nothing(toolkit):
     process = start_install(toolkit, PIP_NO_INDEX="1")
     _, error = process.communicate(timeout=60)
     assert process.returncode != 0 and "No matching distribution" in error
@@ -64,21 +65,19 @@ def page_block(page, word):
     return found[0]
 
 
-@pytest.mark.parametrize("page, folder", [("README.md", "build/quickstart"),
-                                          ("deploy/packages.md", "build/wheel")])
-def test_the_pages_install_the_wheel(wheel, tmp_path, page, folder):
-    """As Debian wants it: into an environment. NumPy, which would come from PyPI, is left out."""
-    commands = page_block(page, "my-venv/bin/pip").splitlines()
-    commands = [line.removesuffix(" numpy") for line in commands if "attend-server" not in line]
-    (tmp_path / folder).mkdir(parents=True)
-    shutil.copy(wheel, tmp_path / folder)
+def test_the_commands_of_the_page_install_the_wheel(wheel, tmp_path):
+    """As Debian requires: into an environment."""
+    commands = page_block("deploy/packages.md", "my-venv/bin/pip").splitlines()
+    commands = [line for line in commands if "attend-server" not in line]
+    (tmp_path / "build/wheel").mkdir(parents=True)
+    shutil.copy(wheel, tmp_path / "build/wheel")
     run("bash", "-euc", "\n".join(commands), cwd=tmp_path,
         env={**os.environ, "PIP_NO_INDEX": "1"})
     assert run(tmp_path / "my-venv/bin/attend-server", "--version").startswith("attend-server 0.")
 
 
-def test_no_page_has_pip_change_the_system():
-    """Debian refuses it, as PEP 668 says."""
+def test_pages_use_pip_only_in_virtual_environments():
+    """Debian refuses anything else, following PEP 668."""
     for path in (ROOT / "README.md", *ROOT.glob("client/**/*.md"), *ROOT.glob("deploy/**/*.md")):
         for line in re.findall(r"^.*\bpip3? install.*$", path.read_text(), re.M):
             assert re.search(r"venv/bin/pip install", line), f"{path}: {line}"

@@ -23,7 +23,7 @@ LIBC = re.compile(r"(ld-linux|lib(c|m|pthread|dl|rt|resolv)\.so)")
 
 
 def install(folder, wheel, *options):
-    """A new environment with the wheel in it; its bin folder."""
+    """A new environment with the wheel; returns its bin folder."""
     run(sys.executable, "-m", "venv", *options, folder)
     run(folder / "bin/pip", "install", "--no-index", "--no-deps", wheel)
     return folder / "bin"
@@ -41,12 +41,12 @@ def over_debian(wheel, tmp_path_factory):
 
 @pytest.fixture
 def of_wheel(bare, monkeypatch):
-    """The programs of harness.py are the wheel's."""
+    """harness.py uses the programs of the wheel."""
     monkeypatch.setenv("ATTEND_BIN_DIR", str(bare))
     return bare
 
 
-def test_its_form(build, wheel):
+def test_name_and_contents_of_the_wheel(build, wheel):
     cache = (build / "CMakeCache.txt").read_text()
     version = re.search(r"^CMAKE_PROJECT_VERSION:\w+=(.*)$", cache, re.M)[1]
     project = tomllib.loads((ROOT / "client/python/pyproject.toml").read_text())["project"]
@@ -82,11 +82,11 @@ def test_its_form(build, wheel):
     assert not [name for name in libraries if LIBC.match(name)]
     assert_complete(notices, [name.replace("-attend.so", ".so") for name in libraries],
                     with_cuda="ATTEND_WITH_CUDA:INTERNAL=ON" in cache)
-    # Kernels for every GPU are in the server and in the library.
+    # Both the server and the library have kernels for every GPU.
     assert wheel.stat().st_size < 64 << 20
 
 
-def test_the_environment_knows_it_by_its_name(bare):
+def test_the_metadata_has_the_name_of_the_wheel(bare):
     run(bare / "python", "-c", """
 import importlib.metadata as metadata
 import attend
@@ -111,7 +111,7 @@ def test_the_same_build_gives_the_same_bytes(build, wheel, tmp_path):
     assert again.read_bytes() == wheel.read_bytes()
 
 
-def test_every_symbol_is_found_and_none_is_newer_than_the_name_says(wheel, bare):
+def test_every_symbol_resolves_and_fits_the_wheels_glibc(wheel, bare):
     glibc = tuple(map(int, re.search(r"manylinux_(\d+)_(\d+)", wheel.name).groups()))
     packages, = bare.parent.glob("lib/python*/site-packages")
     files = [*(packages / "attend.libs/bin").iterdir(), *(packages / "attend.libs/lib").iterdir(),
@@ -130,8 +130,8 @@ def test_every_symbol_is_found_and_none_is_newer_than_the_name_says(wheel, bare)
                     if not LIBC.match(name) and not name.startswith(("libstdc++", "libgcc_s"))]
 
 
-def test_the_server_is_the_process(of_wheel, tmp_path):
-    """A bare environment, and nothing of Python left: not in the process, not in its signals."""
+def test_the_server_replaces_the_python_process(of_wheel, tmp_path):
+    """In an empty environment, with nothing of Python left in the process or its signals."""
     server = Server(tmp_path)
     try:
         exe = os.readlink(f"/proc/{server.process.pid}/exe")
@@ -176,7 +176,7 @@ assert attend_kernels.device_count() >= 0
 """, cwd="/")
 
 
-def test_the_python_tests_of_the_sources_with_what_is_installed(over_debian):
+def test_the_python_tests_pass_with_the_installed_wheel(over_debian):
     """The pages' programs, the client, asyncio, sessions and the kernels, against its server."""
     e2e = [ROOT / f"tests/e2e/test_python_{part}.py"
            for part in ("pages", "client", "both_ways", "sessions", "lifetimes", "copies")]
@@ -187,9 +187,9 @@ def test_the_python_tests_of_the_sources_with_what_is_installed(over_debian):
     assert re.search(r"^\d+ passed( in|,)", said, re.M) and "skipped" not in said, said
 
 
-def test_beside_numpy_grpcio_and_protobuf(over_debian, server, tmp_path):
-    """In one process: the kernels on NumPy's arrays, the client, Debian's gRPC for Python, and its
-    protobuf with the same messages, which are in the C++ client too."""
+def test_runs_beside_numpy_grpcio_and_protobuf(over_debian, server, tmp_path):
+    """In one process: the kernels on NumPy arrays, the client, Debian's gRPC for Python, and its
+    protobuf with the same messages, which the C++ client has too."""
     stubs = [ROOT / "proto/attend/v1/attention.proto"]
     run("protoc", f"-I{ROOT}/proto", f"--python_out={tmp_path}", f"--grpc_python_out={tmp_path}",
         "--plugin=protoc-gen-grpc_python=/usr/bin/grpc_python_plugin", *stubs)

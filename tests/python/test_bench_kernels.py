@@ -63,7 +63,7 @@ def test_verdicts_and_faults():
     text = reports.markdown(report)
     assert "**1.20** (>= 1.05 met)" in text and "1.00 (>= 1.05 missed)" in text
     assert "Targets: 1 met, 1 missed, 2 without a rival or a time." in text
-    assert "out of time, not measured: d64: one" in text
+    assert "not measured, as time ran out: d64: one" in text
     assert "- cuda_flash_sm80: UNIMPLEMENTED: no (2 cells)" in text
     assert "| 86% |" in text and "wrong answer" in text
     assert reports.faults(report) == [
@@ -143,7 +143,7 @@ def test_options():
     assert options.rival == ["cudnn", "unfused"] and options.unfused
     options = bench_kernels.arguments([])
     assert options.rival == [] and not options.unfused and options.suites == ["quick"]
-    for words in (["--rival", "nobody"], ["--rival", "cudnn", "--no-rivals"], ["--suite", "d1"]):
+    for words in (["--rival", "unknown"], ["--rival", "cudnn", "--no-rivals"], ["--suite", "d1"]):
         with pytest.raises(SystemExit):
             bench_kernels.arguments(words)
 

@@ -79,7 +79,7 @@ def expected(shape, tensors):
     return o.transpose(1, 2)
 
 
-def test_without_it_the_report_says_so(monkeypatch):
+def test_a_missing_fa4_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", None)
     monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
     fa4.module.cache_clear()
@@ -91,7 +91,7 @@ def test_without_it_the_report_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize("left,right", [(-1, -1), (-1, 0), (3, 0), (2, 4)])
-def test_forward(stub, left, right):
+def test_forward_calls_are_packed_and_right(stub, left, right):
     sets = [problems(cells.Shape(2, 4, 2, 13, 24, 16, left=left, right=right)) for _ in range(2)]
     contender, = fa4.forward(cells.cell("d128", sets[0][0][0]))
     contender.prepare(sets)

@@ -14,7 +14,7 @@ from attend import _call, _library
 HEADER = pathlib.Path(__file__).resolve().parents[2] / "client/c/attend_client.h"
 STRUCTS = {"attend_client_options": _library.Options, "attend_client_tensor": _library.TensorStruct,
            "attend_client_numbers": _library.NumbersStruct,
-           "attend_client_floats": _library.FloatsStruct, "attend_client_params": _library.Params,
+           "attend_client_list": _library.ListStruct, "attend_client_params": _library.Params,
            "attend_client_answer": _library.AnswerStruct,
            "attend_client_layer_shape": _library.LayerShapeStruct,
            "attend_client_session_options": _library.SessionOptions}
@@ -22,6 +22,7 @@ C_TYPES = {"uint64_t": ctypes.c_uint64, "int32_t": ctypes.c_int32, "int64_t": ct
            "float": ctypes.c_float, "double": ctypes.c_double,
            "attend_client_done": ctypes.c_void_p, **STRUCTS}
 POINTERS = {"char": ctypes.c_char_p,
+            "attend_client_list": ctypes.POINTER(_library.ListStruct),
             "attend_client_layer_shape": ctypes.POINTER(_library.LayerShapeStruct)}
 
 
@@ -50,11 +51,9 @@ def test_structs_match_the_header(struct):
 def test_constants_match_the_header():
     values = {name: int(value) for name, value in
               re.findall(r"ATTEND_CLIENT_(\w+) = (-?\d+)", text_without_comments())}
-    for table, prefix in ((_library.DTYPES, ""), (_library.LAYOUTS, ""), (_library.WANTED, "D_"),
-                          (_library.CAUSAL, "MASK_CAUSAL_"), (_library.WINDOW, "MASK_WINDOW_"),
-                          (_library.TRANSPORTS, "")):
+    for table in (_library.DTYPES, _library.TRANSPORTS):
         for name, value in table.items():
-            assert values[prefix + name.upper()] == value
+            assert values[name.upper()] == value
     assert values["BIT"] == _library.BIT
     for name in ("INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNAVAILABLE"):
         assert attend.Error(values[name], "").status == name

@@ -111,7 +111,7 @@ class TorchDtype:
 @pytest.mark.parametrize("dtype,name", [
     ("bfloat16", "bfloat16"), ("float32", "float32"), (np.float16, "float16"),
     (np.dtype("float16"), "float16"), (TorchDtype(), "float16")])
-def test_an_array_on_a_gpu(client, library, dtype, name):
+def test_an_array_on_a_gpu_supports_every_interface(client, library, dtype, name):
     array = client.empty(SHAPE, dtype, device="cuda:0")
     byte_count = (4 if name == "float32" else 2) * 48
     assert library.taken() == [("allocate", 1, byte_count)]

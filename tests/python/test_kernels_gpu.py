@@ -67,7 +67,7 @@ def test_concurrent_streams():
     assert all(torch.equal(o, wanted) for o in outputs)
 
 
-def test_a_stream_that_is_not_the_current_one():
+def test_temporaries_survive_on_a_stream_that_is_not_current():
     """Temporaries are freed as soon as the call returns, and their memory is allocated again."""
     torch = pytest.importorskip("torch")
     tensors = [torch.from_numpy(x).cuda() for x in inputs(np.float16)]

@@ -391,10 +391,10 @@ def judge_all(kernel, device, work=lambda dtype: UNITS["float32"]):
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("kernel", ["auto", "cpu_reference"])
-def test_on_the_cpu(kernel):
+def test_random_problems_on_the_cpu(kernel):
     judge_all(kernel, "cpu")
 
 
 @pytest.mark.gpu
-def test_on_a_gpu():
+def test_random_problems_on_a_gpu():
     judge_all("auto", "cuda", work=UNITS.get)  # Tensor Cores take weights in the dtype

@@ -48,7 +48,7 @@ def recorded(events):
     return [event for event in events if event[0].startswith("record new")]
 
 
-def test_a_torch_stream_that_is_not_current(torch):
+def test_tensors_are_recorded_on_a_torch_stream_that_is_not_current(torch):
     asked = Stream(5)
     o, lse = attend_kernels.attention(**packed(torch.Tensor), stream=asked)
     assert torch.events == [
@@ -58,7 +58,7 @@ def test_a_torch_stream_that_is_not_current(torch):
 
 
 @pytest.mark.parametrize("handle", [5, 0, 1])
-def test_a_bare_handle(torch, handle):
+def test_with_a_bare_handle_only_the_calls_own_memory_is_recorded(torch, handle):
     attend_kernels.attention(**packed(torch.Tensor), stream=handle)
     own = 0 if handle == 1 else handle
     assert torch.events[:4] == made(own) and torch.events[-1] == ("launch", handle)

@@ -137,7 +137,7 @@ def odd_calls(caller):
     if random.random() < 0.2:
         metadata.append(("x-large", "y" * random.choice((100, 7000, 20000))))
     if random.random() < 0.2:
-        metadata[0] = ("x-attend-tenant", random.choice(("nobody", "\"a b\"", "x" * 1000)))
+        metadata[0] = ("x-attend-tenant", random.choice(("unknown", "\"a b\"", "x" * 1000)))
     code, _, details = code_of(caller.channel.unary_unary(method).future(
         request, timeout=SECONDS, metadata=metadata))
     caller.end("odd", code)

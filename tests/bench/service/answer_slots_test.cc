@@ -63,7 +63,7 @@ TEST_F(AnswerSlotsTest, CountsTheCallsOfAllSlots) {
   EXPECT_EQ(sample->bytes, sample->calls * (work_.input_bytes() + work_.output_bytes()));
 }
 
-TEST_F(AnswerSlotsTest, AnAnswerThatIsNotWrittenIsFoundThoughARightOneWasThereBefore) {
+TEST_F(AnswerSlotsTest, AStaleRightAnswerDoesNotHideAMissingOne) {
   AnswerSlots never = Slots({"a"}, 1, 1);
   EXPECT_FALSE(never.Check().ok());
   AnswerSlots at_first = Slots({"a"}, 1, 5);
@@ -74,7 +74,7 @@ TEST_F(AnswerSlotsTest, AnAnswerThatIsNotWrittenIsFoundThoughARightOneWasThereBe
   EXPECT_FALSE(until_the_end.Check().ok());
 }
 
-TEST_F(AnswerSlotsTest, AllDevicesMustTakePart) {
+TEST_F(AnswerSlotsTest, AnUnusedDeviceIsAnError) {
   const auto drive = [this](std::vector<std::string> names) {
     AnswerSlots slots = Slots(std::move(names), 2);
     const Status checked = slots.Check();

@@ -75,7 +75,7 @@ TEST(JudgeTest, TheTargetItselfIsMet) {
   EXPECT_EQ(Judge(Ask(Measure::kRatio, std::nullopt), {4}, {2}).verdict, Verdict::kNone);
 }
 
-TEST(JudgeTest, WhatHasNoValueFails) {
+TEST(JudgeTest, AMissingValueFails) {
   const Question ratio = Ask(Measure::kRatio, kAtLeastTwo);
   EXPECT_EQ(Judge(ratio, {}, {}).verdict, Verdict::kFailed);
   EXPECT_EQ(Judge(ratio, {1, 2}, {1}).verdict, Verdict::kFailed);
@@ -84,7 +84,7 @@ TEST(JudgeTest, WhatHasNoValueFails) {
   EXPECT_EQ(Judge(ratio, {1}, {std::numeric_limits<double>::infinity()}).verdict, Verdict::kFailed);
 }
 
-TEST(TableTest, ShowsValuesOnlyOfWhatWasMeasured) {
+TEST(TableTest, ShowsOnlyMeasuredValues) {
   std::vector<Figure> figures = {
       Judge(Ask(Measure::kRatio, Target{Target::Sense::kAtLeast, 0.9}), {0.896}, {1}),
       Judge(Ask(Measure::kDifference, kAtMostTwo), {130}, {120}),
@@ -109,7 +109,7 @@ TEST(TableTest, ShowsValuesOnlyOfWhatWasMeasured) {
   EXPECT_FALSE(json[3].contains("result"));
 }
 
-TEST(RoundsTest, InterleavesAndDropsTheFirstAndEachTurnsBeginning) {
+TEST(RoundsTest, InterleavesTurnsAndDropsTheirWarmUp) {
   std::string order;
   const auto contestant = [&](char name) {
     return Contestant{std::string(1, name), [&order, name](double seconds) -> Result<Sample> {
@@ -132,7 +132,7 @@ TEST(RoundsTest, InterleavesAndDropsTheFirstAndEachTurnsBeginning) {
   EXPECT_THAT(Values((*samples)[1], calls), ElementsAre(3, 6, 7));
 }
 
-TEST(RoundsTest, AnErrorOrNothingDoneLeavesNoSamples) {
+TEST(RoundsTest, AnErrorOrAnEmptyTurnLeavesNoSamples) {
   const Contestant good{"good", [](double) { return Sample{1, 1, 1, 1, 1}; }};
   const Contestant wrong{"other", [](double) { return Internal("wrong answer"); }};
   const Contestant idle{"idle", [](double) { return Sample{0, 0, 1, 0, 0}; }};
@@ -142,7 +142,7 @@ TEST(RoundsTest, AnErrorOrNothingDoneLeavesNoSamples) {
   EXPECT_THAT(RunRounds(with_idle, 3, 1).status().ToString(), HasSubstr("idle: no call ended"));
 }
 
-TEST(WantsTest, ACellIsWantedByItsWorkOrItsRival) {
+TEST(WantsTest, SelectsACellByItsWorkOrItsRival) {
   Options options;
   const Question question = Ask(Measure::kRatio, std::nullopt);
   EXPECT_TRUE(Bench(options).Wants(question));
@@ -208,7 +208,7 @@ std::string MarkedAnswer(const Work& work) {
   return o;
 }
 
-TEST_F(WorkTest, AdmitsOnlyWhatIsRight) {
+TEST_F(WorkTest, AcceptsOnlyRightAnswers) {
   Work marks("w", Spec(), Truth::kMarks, 5);
   std::string o(static_cast<size_t>(marks.output_bytes()), 'x');
   grpc::ByteBuffer bad = AnswerWith(marks, o);
@@ -229,7 +229,7 @@ TEST_F(WorkTest, AdmitsOnlyWhatIsRight) {
   EXPECT_FALSE(values.Admit(good).ok());
 }
 
-TEST_F(WorkTest, LooksAtWhatIsInThePlaceOfAnAnswer) {
+TEST_F(WorkTest, ReadsTheAnswersBytes) {
   Work marks("w", Spec(), Truth::kMarks, 5);
   std::string o = MarkedAnswer(marks);
   grpc::ByteBuffer inlined = AnswerWith(marks, o);
@@ -245,7 +245,7 @@ TEST_F(WorkTest, LooksAtWhatIsInThePlaceOfAnAnswer) {
   EXPECT_EQ(marks.CheckPlacedAnswer(placed, o.data(), false), "");
 }
 
-TEST_F(WorkTest, AFailureOnAStreamIsNoAnswer) {
+TEST_F(WorkTest, AFailureOnAStreamIsNotAnAnswer) {
   const Work work("w", Spec(), Truth::kMarks, 5);
   v1::AttendResponse response;
   response.mutable_status()->set_code(8);

@@ -62,7 +62,7 @@ class CudaCopies final : public PinnedCopies {
       sample.seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     } while (sample.seconds < seconds);
     sample.bytes = sample.calls * static_cast<int64_t>(in_bytes_ + out_bytes_);
-    if (std::memcmp(in_, out_, out_bytes_) != 0) return Internal("other bytes came back");
+    if (std::memcmp(in_, out_, out_bytes_) != 0) return Internal("the copied bytes differ");
     return sample;
   }
 

@@ -203,7 +203,7 @@ Result<std::unique_ptr<RawTcpClient>> RawTcpClient::Connect(const std::string& a
                                                             const RawTcpLoad& load) {
   if (load.connections < 1 || load.chunk_bytes < 1 || load.in_flight < 1 || load.up_bytes < 0 ||
       (load.in_flight > 1 && (load.down_bytes > 0 || load.together))) {
-    return InvalidArgument("a load that raw TCP does not carry");
+    return InvalidArgument("raw TCP does not support this load");
   }
   std::unique_ptr<RawTcpClient> client(new RawTcpClient(load));
   const sockaddr_in to = Loopback(std::stoi(address.substr(address.rfind(':') + 1)));
@@ -249,7 +249,7 @@ Status RawTcpClient::TakeAcknowledgement(size_t connection) {
   Acknowledgement got{};
   if (!ReceiveAll(part.socket, &got, sizeof(got))) return SystemError("receive");
   const bool right = got.bytes == part.up_bytes && got.sum == part.sum;
-  return right ? Status() : Internal("other bytes arrived than were sent");
+  return right ? Status() : Internal("the bytes received differ from those sent");
 }
 
 Status RawTcpClient::TakeDown(size_t connection) {

@@ -78,7 +78,7 @@ TEST_F(RawTcpTest, OneMessageOverAllConnections) {
   Drive(load, 1);
 }
 
-TEST_F(RawTcpTest, RefusesWhatItDoesNotCarry) {
+TEST_F(RawTcpTest, RefusesUnsupportedSizes) {
   RawTcpLoad load;
   load.up_bytes = 10;
   load.down_bytes = 10;
@@ -87,7 +87,7 @@ TEST_F(RawTcpTest, RefusesWhatItDoesNotCarry) {
             Code::kInvalidArgument);
 }
 
-TEST_F(RawTcpTest, AServerThatIsGoneIsAnError) {
+TEST_F(RawTcpTest, ALostServerIsAnError) {
   RawTcpLoad load;
   load.up_bytes = 1 << 20;
   load.connections = 2;

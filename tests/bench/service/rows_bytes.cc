@@ -205,7 +205,7 @@ void RunChunked(Bench& bench) {
   if (with_raw) {
     contestants.push_back({"raw TCP", [&](double seconds) { return (*rival)->Drive(seconds); }});
   }
-  Result<std::unique_ptr<PinnedCopies>> bus = Unimplemented("no GPU takes part");
+  Result<std::unique_ptr<PinnedCopies>> bus = Unimplemented("this needs a GPU");
   if (with_bus) {
     bus = PinnedCopies::Make(bench.first_device(), work->input_bytes(), work->output_bytes());
     if (!bus.ok()) return bench.AddWithout(asked, bus.status());

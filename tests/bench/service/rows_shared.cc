@@ -161,7 +161,7 @@ void RunSharedMemory(Bench& bench) {
   if (!shared.ok()) return bench.AddWithout({question}, shared.status());
   std::vector<Contestant> contestants = {
       {"shared memory", [&](double seconds) { return DriveShared(*shared, work, seconds); }}};
-  Result<std::unique_ptr<PinnedCopies>> bus = Unimplemented("no GPU takes part");
+  Result<std::unique_ptr<PinnedCopies>> bus = Unimplemented("this needs a GPU");
   if (bench.gpu()) {
     bus = PinnedCopies::Make(bench.first_device(), work.input_bytes(), work.output_bytes());
     if (!bus.ok()) return bench.AddWithout({question}, bus.status());
@@ -187,7 +187,7 @@ void RunCudaIpc(Bench& bench) {
   const Work work("16 heads x " + std::to_string(length) + " x 128 fp16", spec, Truth::kAttention,
                   bench.options().seed);
   const Question question{"cuda_ipc",
-                          work.name() + ", inputs and answer in a GPU's memory that is lent, " +
+                          work.name() + ", inputs and answer in GPU memory of the client, " +
                               std::to_string(kBackToBack) + " in flight",
                           "the same kernel in a plain loop in one process",
                           "calls/s",

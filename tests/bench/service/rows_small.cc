@@ -59,7 +59,7 @@ Result<Side> ConnectEcho(const std::shared_ptr<Work>& work, int connections,
 // Starts python_server.py with a file of the messages, so that it needs no generated code.
 Result<std::unique_ptr<ServerProcess>> StartPython(const Bench& bench, const TempFolder& folder) {
   if (bench.options().python_server.empty()) {
-    return Unimplemented("python_server.py is not here; --python-server says where");
+    return Unimplemented("python_server.py was not found; name it with --python-server");
   }
   google::protobuf::FileDescriptorSet files;
   v1::AttendRequest::descriptor()->file()->CopyTo(files.add_file());
@@ -98,7 +98,7 @@ void RunSmall(Bench& bench) {
   const TempFolder folder;
   const std::shared_ptr<Work> python_work = bench.SmallWork();
   Result<std::unique_ptr<ServerProcess>> python_process =
-      with_python ? StartPython(bench, folder) : Unimplemented("it is not asked for");
+      with_python ? StartPython(bench, folder) : Unimplemented("not requested");
   const Status cannot = python_process.ok() ? Status() : python_process.status();
   Result<Side> python = ConnectComputing(std::move(python_process), python_work, clients);
 

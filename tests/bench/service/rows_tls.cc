@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/tls/self_signed.h"
 #include "tests/bench/service/rows.h"
+#include "tests/server/support/self_signed.h"
 
 namespace attend::bench {
 namespace {

@@ -144,7 +144,7 @@ int Serve(std::span<const std::string> arguments) {
   }
   if (kind == "raw-tcp") return ServeRawTcp();
   if (kind == "abandon" && arguments.size() == 3) return Abandon(arguments[1], arguments[2]);
-  return Cannot("there is no server \"" + kind + "\"");
+  return Cannot("unknown server \"" + kind + "\"");
 }
 
 std::optional<int> ServeIfAsked(int argc, char** argv) {

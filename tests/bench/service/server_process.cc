@@ -89,7 +89,7 @@ Status ServerProcess::ReadFirstLine(double timeout_seconds) {
     pollfd waited{output_, POLLIN, 0};
     if (poll(&waited, 1, static_cast<int>(left.count())) <= 0) continue;
     char c = 0;
-    if (read(output_, &c, 1) != 1) return Unavailable("a server process ended at its start");
+    if (read(output_, &c, 1) != 1) return Unavailable("a server process exited as it started");
     line += c;
   }
   line.pop_back();

@@ -113,7 +113,7 @@ class StreamClient final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc
     const int slot = SlotOf(answer_, static_cast<int>(slots_.size()));
     const PreparedCall* const call = CallInFlight(slot);
     const std::string wrong = call == nullptr
-                                  ? "an answer to nothing that was asked"
+                                  ? "an answer to an unknown request"
                                   : call->verify(answer_, sample.calls % kBytesCheckedEvery == 0);
     const int64_t bytes = static_cast<int64_t>(answer_.Length());
     answer_.Clear();

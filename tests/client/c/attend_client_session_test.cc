@@ -31,7 +31,7 @@ TEST(AttendClientCSessions, StreamsAndSessionsHaveTheBitsOfCalls) {
   ASSERT_EQ(attend_client_stream_open(client, nullptr, nullptr, nullptr, 0, &stream),
             ATTEND_CLIENT_OK);
   Case c;
-  c.params.mask = ATTEND_CLIENT_MASK_CAUSAL_BOTTOM_RIGHT;
+  c.params.request = "mask { kind: KIND_CAUSAL_BOTTOM_RIGHT }";
   for (const bool streamed : {false, true}) {
     attend_client_call* call = nullptr;
     ASSERT_EQ(attend_client_session_start(&session, 1, streamed ? 1 : 0,

@@ -55,14 +55,18 @@ TEST(AttendClientC, WrongStructSizesAndNullPointersAreRefused) {
   attend_client_close(nullptr);
 }
 
+void ExpectRefused(attend_client* client, const Case& c, const std::string& words) {
+  Call call(Start(client, c.params));
+  const attend_client_answer answer = call.Answer();
+  EXPECT_EQ(answer.code, ATTEND_CLIENT_INVALID_ARGUMENT) << words;
+  EXPECT_NE(std::string(answer.message).find(words), std::string::npos) << answer.message;
+  EXPECT_EQ(answer.o.dtype, 0);
+}
+
 TEST(AttendClientC, ACallsErrorIsInItsAnswer) {
   attend_client* const client = Open();
   const auto expect = [client](const Case& c, const std::string& words) {
-    Call call(Start(client, c.params));
-    const attend_client_answer answer = call.Answer();
-    EXPECT_EQ(answer.code, ATTEND_CLIENT_INVALID_ARGUMENT) << words;
-    EXPECT_NE(std::string(answer.message).find(words), std::string::npos) << answer.message;
-    EXPECT_EQ(answer.o.dtype, 0);
+    ExpectRefused(client, c, words);
   };
   Case bad;
   bad.params.q.dtype = 9;
@@ -90,17 +94,67 @@ TEST(AttendClientC, ACallsErrorIsInItsAnswer) {
     expect(bad, words);
   }
   bad = Case();
-  bad.params.wanted = 64;
-  expect(bad, "wanted is 64");
-  bad = Case();
-  bad.params.sinks = {nullptr, 3};
-  expect(bad, "sinks is NULL");
-  bad = Case();
   bad.params.timeout_ns = -5;
   expect(bad, "timeout_ns is -5");
   bad = Case();
   bad.params.k.shape[3] = kDim / 2;  // the server's message
   expect(bad, "k.shape[3]");
+  attend_client_close(client);
+}
+
+TEST(AttendClientC, OptionsThatNoCallHasAreRefusedByName) {
+  attend_client* const client = Open();
+  for (const auto& [request, words] : std::vector<std::pair<const char*, std::string>>{
+           {"softcop: 1", "has no field named \"softcop\""},
+           {"\nmask { left: 1 }",
+            "request:2:12: Message type \"attend.v1.Mask\" has no field named"},
+           {"softcap: 1e300", "softcap is inf"},  // the server's message, as the next one
+           {"softcap: nan", "softcap is nan"},
+           {"softcap: much", "Expected double, got: much"},
+           {"softcap: 1 softcap: 2", "\"softcap\" is specified multiple times"},
+           {"priority: 1.5", "Expected integer, got: 1.5"},
+           {"priority: 2147483648", "Integer out of range (2147483648)"},
+           {"dropout_seed: -1", "Expected integer, got: -"},
+           {"check: 2", "Integer out of range (2)"},
+           {"kernel: cpu", "Expected string, got: cpu"},
+           {"mask { kind: KIND }", "Unknown enumeration value of \"KIND\""},
+           {"mask {", "request:1:7: Expected identifier"},
+           {"q { dtype: DTYPE_FLOAT32 }", "request has q, which does not come as text"},
+           {"raw: ''", "request has raw, which"},
+           {"tree: '0'", "request has tree, which"},
+           {"tree_tokens: 3", "request has tree_tokens, which"},
+           {"sessions {}", "request has sessions, which"},
+           {"o_placement {}", "request has o_placement, which"},
+           {"backward { d_o {} }", "request has d_o, which"},
+           {"backward { wanted: TENSOR_NAME_Q }",
+            "request.backward.wanted is 1, must be in [9, 13]"},
+           {"o_dtype: DTYPE_FLOAT16", "request.o_dtype is 1, must be q.dtype (3) or FLOAT32 (3)"},
+           {"kernel: '\\377'", "must be UTF-8"},
+           {"request_id: 'a\\355\\240\\200'", "must be UTF-8"},
+           {"layout: 4", "layout is 4"},  // the server's message
+           {"{}", "request:1:1: Expected identifier"}}) {
+    Case bad;
+    bad.params.request = request;
+    ExpectRefused(client, bad, words);
+  }
+  const float one = 1;
+  for (const auto& [list, words] : std::vector<std::pair<attend_client_list, std::string>>{
+           {{"sinks", nullptr, 3}, "sinks is NULL"},
+           {{"sinks", &one, -1}, "sinks.count is -1"},
+           {{"sinks", &one, 1}, ""},  // fits: one head
+           {{nullptr, &one, 1}, "lists.name is NULL"},
+           {{"softcap", &one, 1}, "lists has \"softcap\", must be a list"},
+           {{"sessions", &one, 1}, "lists has \"sessions\""},
+           {{"sink", &one, 1}, "lists has \"sink\""}}) {
+    Case bad;
+    bad.params.lists = &list;
+    bad.params.lists_count = 1;
+    if (words.empty()) {
+      EXPECT_EQ(Call(Start(client, bad.params)).Answer().code, ATTEND_CLIENT_OK);
+    } else {
+      ExpectRefused(client, bad, words);
+    }
+  }
   attend_client_close(client);
 }
 
@@ -112,7 +166,7 @@ TEST(AttendClientC, EveryTransportGivesTheSameBits) {
         std::pair(ATTEND_CLIENT_SHARED, "shm"), std::pair(ATTEND_CLIENT_AUTO, "shm")}) {
     Case c(4, 256, 64);
     c.params.transport = transport;
-    c.params.check = 1;
+    c.params.request = "return_lse: true check: true";
     Call call(Start(client, c.params));
     const attend_client_answer answer = call.Answer();
     ASSERT_EQ(answer.code, ATTEND_CLIENT_OK) << answer.message;
@@ -144,8 +198,7 @@ TEST(AttendClientC, GradientsWithAndWithoutTheForwardPassAreRight) {
   Case c;
   Call forward(Start(client, c.params));
   const attend_client_answer answer = forward.Answer();
-  c.params.return_lse = 0;
-  c.params.wanted = ATTEND_CLIENT_D_Q | ATTEND_CLIENT_D_V;
+  c.params.request = kGradients;
   c.params.d_o = c.params.v;
   Call alone(Start(client, c.params));
   c.params.o = answer.o;

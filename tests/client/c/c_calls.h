@@ -26,6 +26,7 @@ namespace attend::client::c::test {
 namespace fs = std::filesystem;
 
 constexpr int64_t kRows = 20, kDim = 8;
+constexpr char kGradients[] = "backward { wanted: [TENSOR_NAME_D_Q, TENSOR_NAME_D_V] }";
 
 class Server {
  public:
@@ -111,8 +112,7 @@ struct Case {
     params.q = Tensor(q, heads, rows, dim);
     params.k = Tensor(k, heads, rows, dim);
     params.v = Tensor(v, heads, rows, dim);
-    params.window_left = params.window_right = -1;
-    params.return_lse = 1;
+    params.request = "return_lse: true";
   }
   std::vector<float> q, k, v;
   attend_client_params params = {};

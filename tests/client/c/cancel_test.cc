@@ -158,8 +158,7 @@ TEST_F(Cancelled, GradientsEndOnce) {
   attend_client_params& params = canceller_.whole().params;
   Call forward(Start(client_, params));
   const attend_client_answer answer = forward.Answer();
-  params.return_lse = 0;
-  params.wanted = ATTEND_CLIENT_D_Q | ATTEND_CLIENT_D_V;
+  params.request = kGradients;
   params.d_o = params.v;
   params.o = answer.o;
   params.lse = answer.lse;

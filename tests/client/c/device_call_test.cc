@@ -66,9 +66,9 @@ TEST_F(DeviceCallTest, UnsupportedTensorsGoOverTheHost) {
   c.params.transport = ATTEND_CLIENT_CHUNKED;
   EXPECT_EQ(MustCall(client_, c.params, "chunked", 0), wanted);
   c.params.transport = ATTEND_CLIENT_AUTO;
-  c.params.check = 1;
+  const char* const unchecked = std::exchange(c.params.request, "return_lse: true check: true");
   EXPECT_EQ(MustCall(client_, c.params, "shm", 0), wanted);
-  c.params.check = 0;
+  c.params.request = unchecked;
   attend_client_stream* stream = nullptr;
   ASSERT_EQ(attend_client_stream_open(client_, nullptr, nullptr, nullptr, 0, &stream),
             ATTEND_CLIENT_OK);
@@ -117,8 +117,7 @@ TEST_F(DeviceCallTest, TensorsOfGradientsStayOnTheDevice) {
   Call forward(Start(client_, c.params));
   const attend_client_answer answer = forward.Answer();
   ASSERT_EQ(answer.code, ATTEND_CLIENT_OK) << answer.message;
-  c.params.return_lse = 0;
-  c.params.wanted = ATTEND_CLIENT_D_Q | ATTEND_CLIENT_D_V;
+  c.params.request = kGradients;
   c.params.d_o = c.params.v;
   Call alone(Start(client_, c.params));  // the forward pass goes over the host, and so does this
   c.params.o = answer.o;

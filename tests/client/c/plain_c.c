@@ -37,8 +37,7 @@ int32_t PlainAttention(const char* server, const float* q, const float* k, const
   params.q = Tensor(q, rows, dim);
   params.k = Tensor(k, rows, dim);
   params.v = Tensor(v, rows, dim);
-  params.mask = ATTEND_CLIENT_MASK_CAUSAL_BOTTOM_RIGHT;
-  params.window_left = params.window_right = -1;
+  params.request = "mask { kind: KIND_CAUSAL_BOTTOM_RIGHT }";
   attend_client_call* call = NULL;
   code = attend_client_start(client, &params, &call);
   if (code == ATTEND_CLIENT_OK) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What plain_c.c has for the test in C++.
+ * Functions of plain_c.c for the test in C++.
  */
 
 #ifndef ATTEND_TESTS_PLAIN_C_H_

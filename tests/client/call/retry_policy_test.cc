@@ -93,9 +93,9 @@ TEST(Retry, PushbackIsNeverShortenedAndRestartsTheBackoff) {
   ASSERT_TRUE(asked);
   EXPECT_GE(*asked, milliseconds(700));
   EXPECT_LE(*asked, milliseconds(875));
-  const auto anew = state.AfterFailure(Code::kUnavailable, {}, std::nullopt);
-  ASSERT_TRUE(anew);
-  EXPECT_LE(*anew, nanoseconds(milliseconds(13)));
+  const auto restarted = state.AfterFailure(Code::kUnavailable, {}, std::nullopt);
+  ASSERT_TRUE(restarted);
+  EXPECT_LE(*restarted, nanoseconds(milliseconds(13)));
   EXPECT_FALSE(state.AfterFailure(Code::kResourceExhausted, {Pushback::Kind::kWait, seconds(2)},
                                   seconds(1)));
 }

@@ -89,6 +89,10 @@ TEST_F(TokenTest, TheTokenIsAFilesFirstLine) {
   std::ofstream(path) << "short\n";
   EXPECT_NE(ReadTokenFile(path).status().message().find(path + ": token has 5 characters"),
             std::string::npos);
+  std::ofstream(path) << std::string(1 << 20, 'x');
+  EXPECT_FALSE(ReadTokenFile(path).ok());
+  std::ofstream(path) << kToken << '\0' << "\n";
+  EXPECT_FALSE(ReadTokenFile(path).ok());
   std::ofstream(path) << "\n" << kToken << "\n";
   EXPECT_FALSE(ReadTokenFile(path).ok());
   std::filesystem::remove(path);

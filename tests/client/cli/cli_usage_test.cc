@@ -26,15 +26,28 @@ std::string WriteInput(const char* name) {
   return path;
 }
 
+struct Case {
+  std::vector<std::string> args;
+  std::vector<std::string> words;
+};
+
+// Each is refused in one line that has the words.
+void ExpectUsage(const std::vector<Case>& cases) {
+  for (const auto& [args, words] : cases) {
+    const Ended ended = RunProgram(args);
+    const std::string all = ::testing::PrintToString(args);
+    EXPECT_EQ(ended.exit_code, 2) << all << ended.err;
+    for (const std::string& word : words) EXPECT_THAT(ended.err, HasSubstr(word)) << all;
+    EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << all << ended.err;
+    EXPECT_EQ(ended.out, "") << all;
+  }
+}
+
 TEST(CliUsage, EveryErrorIsOneLine) {
   const std::string npy = WriteInput("in.npy");
   const std::string st = Path("in.safetensors");
   ASSERT_TRUE(WriteSafetensors(st, {{"q", Random4(DType::kFloat32, {1, 1, 2, 4}, 1)}}).ok());
   const std::string folder = Path("");
-  struct Case {
-    std::vector<std::string> args;
-    std::vector<std::string> words;
-  };
   const std::vector<Case> cases = {
       {{}, {"info", "run", "check", "load", "replay", "--help"}},
       {{"admin"}, {"admin: a command is missing", "drain, undrain, log-level", "admin --help"}},
@@ -79,14 +92,39 @@ TEST(CliUsage, EveryErrorIsOneLine) {
       {{"session", "append", std::string(32, '0'), "--layout", "lhd"}, {"lhd"}},
       {{"check", "--shape", "B1,H8,L100000000,D64"}, {"L100000000", "GiB"}},
   };
-  for (const auto& [args, words] : cases) {
-    const Ended ended = RunProgram(args);
-    const std::string all = ::testing::PrintToString(args);
-    EXPECT_EQ(ended.exit_code, 2) << all << ended.err;
-    for (const std::string& word : words) EXPECT_THAT(ended.err, HasSubstr(word)) << all;
-    EXPECT_EQ(std::count(ended.err.begin(), ended.err.end(), '\n'), 1) << all << ended.err;
-    EXPECT_EQ(ended.out, "") << all;
-  }
+  ExpectUsage(cases);
+}
+
+TEST(CliUsage, NumbersMustBeWhatTheirTextSays) {
+  ExpectUsage({
+      {{"run", "--dropout-seed", "-1"},
+       {"--dropout-seed is -1, must be in [0, 18446744073709551615]"}},
+      {{"check", "--seed", "18446744073709551616"},
+       {"--seed is 18446744073709551616, must be in [0"}},
+      {{"run", "--window-left", "9223372036854775808"},
+       {"--window-left is", "9223372036854775807]"}},
+      {{"run", "--q-lengths", "3,99999999999999999999"},
+       {"--q-lengths is 99999999999999999999, mu"}},
+      {{"run", "--softcap", "1e-50"}, {"--softcap is 1e-50, must be 0, or at least 1e-45"}},
+      {{"run", "--deadline-ms", "nan"}, {"--deadline-ms is nan, must be in [0 - 1e+09]"}},
+      {{"--keepalive-time", "nan", "info"}, {"--keepalive-time is nan, must be in [1 - 86400]"}},
+  });
+}
+
+TEST(CliUsage, FilesMustHoldWhatTheyAreFor) {
+  const std::string npy = WriteInput("in.npy");
+  const std::string st = Path("o.safetensors");
+  const std::string folder = Path("");
+  ExpectUsage({
+      {{"run", "--out", Path("o.npy"), "--lse-out", Path("o.npy"), "--q", npy, "--k", npy, "--v",
+        npy},
+       {"--out and --lse-out are both", "o.npy, must be two files"}},
+      {{"run", "--out", st, "--lse-out", st, "--q", npy, "--k", npy, "--v", npy},
+       {"both " + st + ", which holds the LSE without --lse-out"}},
+      {{"--tls-ca", folder, "info"}, {"tls_ca " + folder, "Is a directory"}},
+      {{"--tls-ca", "/dev/zero", "info"}, {"tls_ca /dev/zero has more than 16777216 bytes"}},
+      {{"--token-file", "/dev/zero", "info"}, {"token file /dev/zero", "byte 0x00"}},
+  });
 }
 
 TEST(CliUsage, AShapeTooLargeForAnyMachineIsRefusedWithItsBytes) {

@@ -313,7 +313,7 @@ TEST_F(CudaIpcGpuTest, LentTwiceIsMappedOnceAndOwnHandlesAreRefused) {
   EXPECT_FALSE((*own)->ImportMemory(described.memory_handle()).ok());
 }
 
-// What happens to the dying lender is up to CUDA; other clients must not notice.
+// CUDA decides what happens to the dying lender; other clients must not notice.
 TEST_F(CudaIpcGpuTest, AClientKilledInFlightDoesNotHarmOthers) {
   for (int round = 0; round < 3; ++round) {
     int ends[2];

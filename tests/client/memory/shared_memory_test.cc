@@ -196,7 +196,7 @@ TEST_F(SharedMemoryTest, RefusalsNameTheBound) {
   region = memory->Create(1);  // the old one is released only now
   EXPECT_FALSE(region.ok());
   EXPECT_TRUE(memory->Create(16 << 20).ok());
-  EXPECT_EQ(SharedMemory::Connect({folder_ / "nobody"}).status().code(), Code::kUnavailable);
+  EXPECT_EQ(SharedMemory::Connect({folder_ / "missing"}).status().code(), Code::kUnavailable);
   EXPECT_EQ(SharedMemory::Connect({std::string(200, 'x')}).status().code(), Code::kInvalidArgument);
 }
 

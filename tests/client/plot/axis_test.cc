@@ -52,7 +52,7 @@ TEST(Axis, EverySpanHasAtLeastAFewTicks) {
   }
 }
 
-TEST(Axis, ValuesThatCannotBeShownAreLeftOut) {
+TEST(Axis, UnplottableValuesAreOmitted) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinite = std::numeric_limits<double>::infinity();
   const Axis axis({nan, 0, -1, infinite, 4, 8}, true);

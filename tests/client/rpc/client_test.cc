@@ -328,7 +328,7 @@ TEST(Client, SendsTheTenant) {
     const auto found = context->client_metadata().find("x-attend-tenant");
     const std::lock_guard lock(mutex);
     named.insert(found == context->client_metadata().end()
-                     ? "nobody"
+                     ? "unknown"
                      : std::string(found->second.data(), found->second.size()));
     return grpc::Status(grpc::StatusCode::INTERNAL, "noted");
   };
@@ -349,7 +349,7 @@ TEST(Client, SendsTheTenant) {
   const auto stream = client->OpenStream(stream_options);
   stream->Send(call, [](StreamAnswer) {});
   EXPECT_TRUE(stream->Finish().ok());
-  EXPECT_EQ(named, (std::multiset<std::string>{"nobody", "unary", "chunked", "stream"}));
+  EXPECT_EQ(named, (std::multiset<std::string>{"unknown", "unary", "chunked", "stream"}));
 
   for (const std::string& bad : {std::string("a\nb"), std::string("\xff"), std::string(257, 'a')}) {
     options.tenant = stream_options.tenant = bad;

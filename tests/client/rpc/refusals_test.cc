@@ -32,6 +32,36 @@ TEST(Refusals, RetriesRefusalsWithinItsAttempts) {
   EXPECT_EQ(server.calls(), 4);
 }
 
+TEST(Refusals, ADeadlineBeyondTheClocksEndIsNone) {
+  FakeServer server;
+  server.SetBefore([](int64_t number, grpc::ServerContext*) {
+    return number < 2 ? grpc::Status(grpc::UNAVAILABLE, "starting") : grpc::Status::OK;
+  });
+  const auto client = Connect(server.address(), 1);
+  CallOptions options;
+  options.timeout = std::chrono::nanoseconds::max();
+  const CallOutcome outcome = Wait(*client, RandomCall("B1,H1,L4,D8", 1), options);
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status.ToString();
+  EXPECT_EQ(outcome.attempts, 3);
+}
+
+TEST(Refusals, TextThatIsNotUtf8IsNotSent) {
+  FakeServer server;
+  const auto client = Connect(server.address(), 1);
+  for (const CallTransport transport : {CallTransport::kInline, CallTransport::kChunked}) {
+    CallOptions options;
+    options.transport = transport;
+    AttentionCall call = RandomCall("B1,H1,L4,D8", 1);
+    call.request_id = "a\xff";
+    EXPECT_THAT(Wait(*client, call, options).status.message(),
+                HasSubstr("request_id is \"a\xff\", must be UTF-8"));
+    call.request_id = "";
+    call.kernel = "\xc3";
+    EXPECT_THAT(Wait(*client, call, options).status.message(), HasSubstr("kernel is \"\xc3\""));
+  }
+  EXPECT_EQ(server.calls(), 0);
+}
+
 TEST(Refusals, GivesUpAfterItsAttempts) {
   FakeServer server;
   server.SetBefore([](int64_t, grpc::ServerContext* context) {

@@ -245,7 +245,7 @@ TEST(Stream, ALostServerFailsRequestsInFlight) {
 
 TEST(Stream, AnAnswerWithAnUnknownIdEndsTheStream) {
   FakeServer server;
-  server.SetAfter([](v1::AttendResponse* response) { response->set_request_id("nobody"); });
+  server.SetAfter([](v1::AttendResponse* response) { response->set_request_id("other-id"); });
   const auto client = Connect(server);
   const AttentionCall call = *MakeRandomCall(*ParseCallSpec("B1,H1,L4,D8"), 1);
   Answers answers;
@@ -253,7 +253,7 @@ TEST(Stream, AnAnswerWithAnUnknownIdEndsTheStream) {
   stream->Send(call, answers.Take(0));
   const Status finished = stream->Finish();
   EXPECT_EQ(finished.code(), Code::kInternal);
-  EXPECT_THAT(finished.message(), HasSubstr("nobody"));
+  EXPECT_THAT(finished.message(), HasSubstr("other-id"));
   ASSERT_TRUE(answers.EachOnce(1));
   EXPECT_EQ(answers.at(0).status.code(), Code::kInternal);
 }

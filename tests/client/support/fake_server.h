@@ -25,7 +25,7 @@ namespace attend::client {
 
 class FakeServer final : public v1::AttentionService::Service {
  public:
-  // Of one message; gRPC refuses more by itself, without a retry hint.
+  // The limit of one message; gRPC refuses more by itself, without a retry hint.
   explicit FakeServer(int receive_bytes_max = -1);
   ~FakeServer() override;
 

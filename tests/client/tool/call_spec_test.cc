@@ -34,19 +34,19 @@ TEST(CallSpec, ReadsEveryWord) {
   EXPECT_EQ(spec->dim, 64);
   EXPECT_EQ(spec->dim_v, 48);
   EXPECT_EQ(spec->dtype, DType::kBFloat16);
-  EXPECT_EQ(spec->layout, v1::LAYOUT_BLHD);
-  EXPECT_TRUE(spec->ragged && spec->causal && spec->window && spec->top_left && spec->bias &&
-              spec->alibi && spec->sinks && spec->lse);
-  EXPECT_EQ(spec->window_left, 5);
-  EXPECT_EQ(spec->window_right, -1);
-  EXPECT_EQ(spec->scale, 0.25f);
-  EXPECT_EQ(spec->softcap, 30);
-  EXPECT_EQ(spec->kernel, "cpu_flash");
+  EXPECT_EQ(spec->call.layout, v1::LAYOUT_BLHD);
+  EXPECT_TRUE(spec->ragged && spec->causal && spec->top_left && spec->bias && spec->alibi &&
+              spec->sinks && spec->lse);
+  EXPECT_EQ(spec->call.mask.window_left, 5);
+  EXPECT_EQ(spec->call.mask.window_right, -1);
+  EXPECT_EQ(spec->call.scale, 0.25f);
+  EXPECT_EQ(spec->call.softcap, 30);
+  EXPECT_EQ(spec->call.kernel, "cpu_flash");
   EXPECT_EQ(spec->weight, 2.5);
   const Result<CallSpec> dropped = ParseCallSpec("L9,bits,dropout=0.25");
   ASSERT_TRUE(dropped.ok()) << dropped.status().ToString();
   EXPECT_TRUE(dropped->bits && !dropped->bias);
-  EXPECT_EQ(dropped->dropout, 0.25);
+  EXPECT_EQ(dropped->call.dropout_p, 0.25f);
   EXPECT_EQ(ParseCallSpec("L9,tree=5")->tree, 5);
 }
 
@@ -144,7 +144,7 @@ TEST(CallSpec, RandomCallsAreCompleteAndDeterministic) {
     const Result<Attention> attention = Describe(*call, nullptr, nullptr);
     ASSERT_TRUE(attention.ok()) << text << ": " << attention.status().ToString();
     EXPECT_EQ(attention->problem.has_bias, spec->bias || spec->bits);
-    EXPECT_EQ(attention->problem.dropout > 0, spec->dropout > 0);
+    EXPECT_EQ(attention->problem.dropout > 0, spec->call.dropout_p > 0);
     EXPECT_EQ(attention->dropout.seed, same->dropout_seed);
     EXPECT_EQ(attention->problem.has_alibi, spec->alibi);
     EXPECT_EQ(attention->problem.has_sinks, spec->sinks);
@@ -248,7 +248,7 @@ TEST(Describe, NamesMismatchedTensors) {
               }),
               HasSubstr("bias"));
   EXPECT_THAT(message([](auto& c) { c.scale = INFINITY; }), HasSubstr("scale"));
-  EXPECT_THAT(message([](auto& c) { c.dropout_p = 1; }), HasSubstr("dropout_p is 1.0"));
+  EXPECT_THAT(message([](auto& c) { c.dropout_p = 1; }), HasSubstr("dropout_p is 1,"));
   EXPECT_THAT(message([](auto& c) {
                 c.q.dtype = DType::kBit;
                 c.q.bytes = 2 * 4 * 5 * 2;

@@ -75,10 +75,10 @@ TEST(AttendCArguments, ErrorsNameArgumentValueAndBound) {
   });
 }
 
-TEST(AttendCArguments, OutputsMustHaveASeparatePlaceForEveryElement) {
+TEST(AttendCArguments, OutputsWithOverlappingElementsAreRefused) {
   const auto run = [](attend_tensor o, int64_t lse_stride_b, int64_t lse_stride_h) {
     attend_params params = Good();
-    params.device = 1 << 20;  // there is none: parameters that were not refused before need one
+    params.device = 1 << 20;  // there is no such device
     params.batch = 2;
     params.heads_q = 3;
     params.len_q = 4;
@@ -125,9 +125,10 @@ TEST(AttendCArguments, PartsOfTheKeysAreChecked) {
   });
 }
 
-TEST(AttendCArguments, DropoutAndBitsAreChecked) {
+TEST(AttendCArguments, SoftcapDropoutAndBitsAreChecked) {
   constexpr auto kNan = std::numeric_limits<float>::quiet_NaN();
   ExpectRefused({
+      {"softcap is 1e-45, must be in [1e-06, 1e+06], or 0", [](auto& p) { p.softcap = 1e-50; }},
       {"dropout_p is -0.5", [](auto& p) { p.dropout_p = -0.5f; }},
       {"must be in [0, 1 - 2^-17)", [](auto& p) { p.dropout_p = 1; }},
       {"must be in [0, 1 - 2^-17)", [](auto& p) { p.dropout_p = 0.999995f; }},
@@ -177,7 +178,7 @@ TEST(AttendCArguments, ABatchsErrorNamesTheItem) {
   ExpectSays("params[1]: q is NULL");
 }
 
-TEST(AttendCArguments, QueriesNeedAPlaceForTheResult) {
+TEST(AttendCArguments, ANullResultPointerIsRefused) {
   attend_params params = Good();
   EXPECT_EQ(attend_workspace_bytes(&params, nullptr), ATTEND_INVALID_ARGUMENT);
   ExpectSays("bytes is NULL");
@@ -273,7 +274,7 @@ TEST(AttendCArguments, TheBackwardPasssArgumentsAreChecked) {
   ExpectSays("bytes is NULL");
 }
 
-TEST(AttendCTree, IsWrittenOutOrRefused) {
+TEST(AttendCTree, IsExpandedToABiasOrRefused) {
   const uint8_t bits[] = {0b01, 0b11, 0b10, 0b00};  // two trees of two tokens
   const int64_t lengths[] = {2, 1};
   attend_params params = Good();

@@ -38,7 +38,7 @@ ProblemSpec TrainedSpec(uint64_t seed) {
 }
 
 attend_params OnCpu(const Attention& a, const char* kernel) {
-  attend_params params = ToParams(a);
+  attend_params params = ParamsOf(a);
   params.device = ATTEND_CPU;
   params.kernel = kernel;
   return params;
@@ -183,8 +183,8 @@ TEST(AttendCCpu, DoubleIsTheReferenceUnrounded) {
   }
 }
 
-// Central differences: off by the third derivative times the step squared, and by roundings over
-// the step. Numbers are around 1, and each 1e-5 leaves 1e-9 or so.
+// Central differences: their error is the third derivative times the step squared, plus rounding
+// errors over the step. Numbers are around 1, and each 1e-5 leaves 1e-9 or so.
 TEST(AttendCCpu, GradientsInDoubleMatchDifferencesOfAnswers) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));

@@ -43,7 +43,7 @@ struct Case {
     run = std::make_unique<DeviceRun>(&owned, id);
     status = run->Run(config);
     expected = owned.OutputBytes();
-    params = ToParams(run->attention());
+    params = ParamsOf(run->attention());
     params.kernel = name.c_str();
     params.config = config;
   }
@@ -83,7 +83,7 @@ std::unique_ptr<Case> DrawCase(uint64_t seed, KernelId id) {
   return std::make_unique<Case>(std::move(owned), id);
 }
 
-// Runs it alone, through the C interface.
+// Runs it alone through the C interface.
 void ExpectItsBits(Case* one, const std::string& label) {
   attend_params& params = one->params;
   ASSERT_EQ(attend_workspace_bytes(&params, &params.workspace_bytes), ATTEND_OK)
@@ -165,7 +165,7 @@ TEST(AttendC, RefusalsNameTheField) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 8, 8, 16, 16), FreshSeed());
   DeviceRun run(&owned, KernelId::kCudaNaive);
   ASSERT_TRUE(run.Run().ok());
-  const attend_params good = ToParams(run.attention());
+  const attend_params good = ParamsOf(run.attention());
   const auto expect = [](attend_params params, int32_t code, const char* word) {
     EXPECT_EQ(attend_run(&params, nullptr), code);
     EXPECT_NE(std::string(attend_last_error()).find(word), std::string::npos)
@@ -211,7 +211,7 @@ TEST(AttendC, RefusalsNameTheField) {
 
 TEST(AttendC, ReportsItsSelection) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 8, 8, 16, 16), FreshSeed());
-  attend_params params = ToParams(owned.attention);
+  attend_params params = ParamsOf(owned.attention);
   const char* kernel = nullptr;
   const char* why = nullptr;
   ASSERT_EQ(attend_select(&params, &kernel, &why), ATTEND_OK) << attend_last_error();
@@ -232,7 +232,7 @@ TEST(AttendC, SelectsAndRefusesHoppersKernelByItsMemory) {
   if (!CanRun(owned.attention, KernelId::kCudaFlashSm90)) GTEST_SKIP() << kNoHopper;
   DeviceRun run(&owned, KernelId::kCudaFlashSm90);
   ASSERT_TRUE(run.Prepare().ok());
-  attend_params params = ToParams(run.attention());
+  attend_params params = ParamsOf(run.attention());
   const char* kernel = nullptr;
   const char* why = nullptr;
   ASSERT_EQ(attend_select(&params, &kernel, &why), ATTEND_OK) << attend_last_error();
@@ -272,7 +272,7 @@ TEST(AttendC, HoppersConfigsHaveNamesAndRun) {
     const ProblemSpec spec = MakeSpec(2, 4, 2, 150, 300, dim, dim, DType::kBFloat16);
     const OwnedAttention owned = MakeAttention(spec, seed);
     if (!CanRun(owned.attention, KernelId::kCudaFlashSm90)) GTEST_SKIP() << kNoHopper;
-    attend_params params = ToParams(owned.attention);
+    attend_params params = ParamsOf(owned.attention);
     params.kernel = "cuda_flash_sm90";
     int32_t count = 0;
     ASSERT_EQ(attend_configs(&params, &count), ATTEND_OK) << attend_last_error();
@@ -293,7 +293,7 @@ TEST(AttendC, HoppersConfigsHaveNamesAndRun) {
 
 TEST(AttendC, NamesTheKernelsConfigs) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 8, 8, 128, 128), FreshSeed());
-  attend_params params = ToParams(owned.attention);
+  attend_params params = ParamsOf(owned.attention);
   int32_t count = 0;
   ASSERT_EQ(attend_configs(&params, &count), ATTEND_OK) << attend_last_error();
   ASSERT_GE(count, 1);

@@ -76,7 +76,7 @@ TEST(TakeSlice, PartsAreTheWholeBitForBit) {
   EXPECT_GT(rows_cut, count / 50);
 }
 
-// Rows that see no key, more queries than keys, a window on the left.
+// Problems with rows that see no key, with more queries than keys, or with a window on the left.
 TEST(TakeSlice, RowsCanBeCutUnderEveryMaskThatAllowsIt) {
   for (const auto alignment : {Alignment::kBottomRight, Alignment::kTopLeft}) {
     for (const int64_t left : {int64_t{-1}, int64_t{0}, int64_t{3}}) {

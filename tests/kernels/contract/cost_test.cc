@@ -71,7 +71,7 @@ TEST(Cost, CountsAPairsWorkBesidesItsProducts) {
 }
 
 // tests/bench/KERNELS.md: 16 threads of a Xeon, bf16, H8.
-TEST(Cost, OfAmxFollowsWhatWasMeasured) {
+TEST(Cost, OfAmxFollowsTheMeasurements) {
   struct Cell {
     int64_t length, dim, right;
     double forward_ms, backward_ms;
@@ -134,7 +134,7 @@ TEST(Cost, DecodingManyRowsCostsItsChunks) {
 }
 
 TEST(Cost, WorkWithoutFlopsHasACost) {
-  // A tile for each sequence and head, although there is no key.
+  // One tile for each sequence and head, although there is no key.
   EXPECT_GT(CostOf(MakeSpec(1024, 4, 4, 1, 0, 1, 1)), 4096 * 10e3);
   // All keys are read for one row, although it multiplies little; and as many bytes for a few rows.
   const double row = CostOf(MakeSpec(1, 1, 1, 1, 4096, 64, 64));

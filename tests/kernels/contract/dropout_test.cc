@@ -23,9 +23,9 @@ namespace {
 
 using Words = std::array<uint32_t, 4>;
 
-// Philox4x32 from the paper (Salmon et al. 2011, section 3.3), by its S-boxes: a 128-bit block is
-// two Feistel pairs (L, R), B_k(L) = mulhi(R, M) ^ key ^ L, R' = mullo(R, M), and the pairs' R are
-// swapped from round to round. Products are made of 16-bit halves.
+// Philox4x32 as in the paper (Salmon et al. 2011, section 3.3), in terms of its S-boxes: a 128-bit
+// block is two Feistel pairs (L, R), B_k(L) = mulhi(R, M) ^ key ^ L, R' = mullo(R, M), and the two
+// R are swapped in every round. Products are made of 16-bit halves.
 struct Pair {
   uint32_t left, right;
 };
@@ -196,7 +196,7 @@ TEST(Dropout, TheDroppedFractionIsRightEverywhere) {
   }
 }
 
-// Neighbours, weights of one call, and the same position in other heads, sequences and seeds.
+// Neighbours, weights from one call, and the same position in other heads, sequences and seeds.
 TEST(Dropout, WeightsAreIndependentOfEachOther) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));

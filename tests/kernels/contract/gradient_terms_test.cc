@@ -25,7 +25,7 @@ DeviceInfo Hopper() {
   return device;
 }
 
-TEST(GradientTerms, TurnsAreTakenWhereThereIsRoom) {
+TEST(GradientTerms, ProblemsTakeTurnsIfTheWorkspaceFits) {
   const Problem p = Half();
   DeviceInfo gpu = Hopper();
   ASSERT_TRUE(TakesTurns(p));

@@ -294,6 +294,52 @@ TEST(Describe, NamesTheFeaturesInUse) {
             "lse");
 }
 
+TEST(ScoreCap, BoundsScoresWithItsSlope) {
+  for (const double x : {-40.0, -2.0, -0.5, 0.0, 1e-3, 3.0, 1000.0}) {
+    const ScoreCap<double> cap{4};
+    constexpr double kStep = 1e-5;
+    const double slope = (cap.Apply(x + kStep) - cap.Apply(x - kStep)) / (2 * kStep);
+    const double share = cap.Share(cap.Apply(x));
+    EXPECT_NEAR(1 - share * share, slope, 1e-9) << x;  // kStep^2, and 2^-50 / kStep
+    EXPECT_LE(std::abs(cap.Apply(x)), 4) << x;
+    EXPECT_EQ(ScoreCap<double>{0}.Apply(x), x);
+    EXPECT_EQ(ScoreCap<double>{0}.Share(x), 0);
+  }
+}
+
+TEST(ScoreCap, OfRawProductsIsThatOfScores) {
+  Problem p = Good();
+  p.scale = 0.5f;
+  EXPECT_EQ(ScoreUnit(p), 0.5f);
+  EXPECT_EQ(CapFactor(p), 0.0f);
+  p.softcap = 4;
+  for (const float product : {-20.0f, 0.25f, 7.0f}) {
+    EXPECT_FLOAT_EQ(ScoreUnit(p) * std::tanh(product * CapFactor(p)),
+                    CapOf(p).Apply(product * p.scale));
+  }
+}
+
+TEST(ScoreCap, IsExactOnlyInFloat64) {
+  Problem p = Good();
+  p.softcap = 0.1f;
+  EXPECT_EQ(ExactCap(p).value, static_cast<double>(0.1f));
+  p.softcap64 = 0.1;
+  EXPECT_EQ(ExactCap(p).value, 0.1);
+  p.softcap = 0;  // 1e-50, say
+  EXPECT_FALSE(ExactCap(p).on());
+}
+
+TEST(Problem, EachScoreTermCounts) {
+  EXPECT_FALSE(HasScoreTerms(Good()));
+  for (const int term : {0, 1, 2}) {
+    Problem p = Good();
+    p.softcap = term == 0 ? 1.0f : 0.0f;
+    p.has_bias = term == 1;
+    p.has_alibi = term == 2;
+    EXPECT_TRUE(HasScoreTerms(p)) << term;
+  }
+}
+
 TEST(Problem, DefaultScaleIsRoundedOnce) {
   for (int64_t dim = 1; dim <= 256; ++dim) {
     const long double root = std::sqrt(static_cast<long double>(dim));

@@ -59,7 +59,7 @@ TEST(SelectAmx, TakesTheBackwardPassOfTheSameProblemsWithAnOInBf16) {
               HasSubstr("takes O in bf16"));
 }
 
-TEST(SelectAmx, LargeScalesGoWithoutIt) {
+TEST(SelectAmx, LargeScalesUseCpuFlash) {
   for (const float scale : {0x1p20f, -0x1p20f, 0x1.1p20f, -0x1p100f}) {
     Problem p = Rows(512);
     p.scale = scale;
@@ -70,7 +70,7 @@ TEST(SelectAmx, LargeScalesGoWithoutIt) {
   }
 }
 
-TEST(SelectAmx, WithoutATileUnitTheReasonIsSaid) {
+TEST(SelectAmx, WithoutATileUnitTheReasonIsGiven) {
   const Result<Selection> chosen = Select(Rows(512), Cpu("the system refused it"));
   EXPECT_EQ(chosen->kernel, KernelId::kCpuFlash);
   EXPECT_EQ(chosen->why, "the system refused it");

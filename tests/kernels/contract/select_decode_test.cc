@@ -51,6 +51,11 @@ TEST(SelectDecode, FewRowsAndManyKeysAreDecoded) {
   Problem biased = Decoding(1, 4096);
   biased.has_bias = true;
   EXPECT_EQ(Auto(biased, GpuOf(90)), KernelId::kCudaFlashSm80);
+  Problem masked = Decoding(8, 4096);
+  masked.has_bias = masked.bias_bits = true;
+  EXPECT_EQ(Auto(masked, GpuOf(90)), KernelId::kCudaDecodeSm90);
+  masked.page_rows = 16;
+  EXPECT_EQ(Auto(masked, GpuOf(90)), KernelId::kCudaDecodeSm90);
   Problem odd = Decoding(1, 4096);
   odd.dim_v = 100;
   EXPECT_EQ(Auto(odd, GpuOf(90)), KernelId::kCudaFlashSm80);

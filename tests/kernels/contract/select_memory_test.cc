@@ -136,7 +136,8 @@ TEST(SelectMemory, NamesTheReasonAgainstTheFastestKernel) {
       {changed(Half(), [](Problem& p) { p.scale = 0; }), 0, Fallback::kScale},
       {odd, 0, Fallback::kAlignment},
       {odd, 1 << 30, Fallback::kAlignedCopy},
-      {changed(decodes, [](Problem& p) { p.has_bias = p.bias_bits = true; }), 0, Fallback::kBias},
+      {changed(decodes, biased), 0, Fallback::kBias},
+      {changed(decodes, [](Problem& p) { p.has_bias = p.bias_bits = true; }), 0, Fallback::kNone},
   };
   for (const Case& each : cases) {
     const Result<Selection> chosen = Select(each.problem, Gpu(each.workspace_bytes_max));

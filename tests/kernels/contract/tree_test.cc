@@ -59,7 +59,7 @@ Case RandomCase(std::mt19937_64& random) {
   return made;
 }
 
-TEST(TreeTest, IsWrittenOutAsAPlainLoopDoes) {
+TEST(TreeTest, IsExpandedAsByAPlainLoop) {
   const uint64_t seed = test::FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -92,7 +92,7 @@ TEST(TreeTest, IsWrittenOutAsAPlainLoopDoes) {
   EXPECT_GT(hidden, 1000);
 }
 
-TEST(TreeTest, OneIsWrittenForSequencesThatAreAlike) {
+TEST(TreeTest, EqualSequencesShareOneBias) {
   Attention a;
   a.problem.batch = 5;
   a.problem.len_q = 2;

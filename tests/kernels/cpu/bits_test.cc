@@ -73,8 +73,8 @@ TEST(CpuFlashBits, RandomPatternsOnEveryTarget) {
   EXPECT_GT(all.specials, 10 * static_cast<int64_t>(count));
 }
 
-// The judge itself: an answer by the definition must pass, and rows that are never written must
-// not.
+// A check of the test's own judge: an answer by the definition must pass, and rows that are never
+// written must not.
 TEST(CpuFlashBits, TheReferencePassesAndPoisonDoesNot) {
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(100 * TestScale()); ++n) {
@@ -113,7 +113,7 @@ TEST(CpuFlashBits, SumsOfSubnormalsTimesDropoutsFactorAreWithinBounds) {
 }
 
 // A finite bias removes no key, however low: such rows are the mean of V.
-TEST(CpuFlashBits, RowsMaskedThroughoutByAFiniteBiasAreMeans) {
+TEST(CpuFlashBits, RowsFullyMaskedByAFiniteBiasAreMeans) {
   ForEachTarget([] {
     for (const float mask : {-1e4f, -1e9f, -1e10f, -2.5e38f, -kMost, 2.5e38f, kMost}) {
       for (const int64_t keys : {1, 63, 64, 65, 200}) {

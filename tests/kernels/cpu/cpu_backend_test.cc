@@ -38,7 +38,7 @@ BatchOutcome RunBatch(Lane* lane, std::span<const WorkItem> items) {
   std::future<BatchOutcome> future = promise.get_future();
   if (future.wait_for(kPatience) != std::future_status::ready) {
     ADD_FAILURE() << "Done was not called";
-    std::abort();  // the promise must not die under the lane
+    std::abort();  // the promise must outlive the lane
   }
   return future.get();
 }

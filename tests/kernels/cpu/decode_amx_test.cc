@@ -156,7 +156,7 @@ TEST_F(DecodeAmx, BitsDoNotDependOnThreads) {
   }
 }
 
-TEST(MachinesTilesDecode, GiveTheTwinsAnswers) {
+TEST(MachinesTilesDecode, GiveTheSameBitsAsTheTwin) {
   if (!cpu_flash::WhyNoAmx().empty()) GTEST_SKIP() << cpu_flash::WhyNoAmx();
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(100 * TestScale()); ++n) {

@@ -179,6 +179,54 @@ TEST(CpuDecode, KeysThatOtherRowsSeeDoNotChangeARow) {
   }
 }
 
+// A row that a NaN reaches has the same bits whatever other rows and the keys hidden from it hold.
+TEST(CpuDecode, HiddenKeysDoNotChangeARowWithANan) {
+  const uint64_t seed = FreshSeed();
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat32}) {
+    for (const int64_t dim : {40, 64}) {
+      ProblemSpec spec = MakeSpec(1, 2, 1, 4, 1200, dim, 64, dtype);
+      spec.problem.mask.right = 0;  // row i sees keys up to 1196 + i
+      SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed) + " " + Describe(spec));
+      const auto row_0 = [&](int of, float value) {
+        OwnedAttention owned = MakeAttention(spec, seed);
+        Set(owned.attention, owned.V(0, 0, 1100, 5), kNan);
+        void* const at[] = {nullptr, owned.Q(0, 1, 3, 2), owned.K(0, 0, 1199, 2),
+                            owned.V(0, 0, 1199, 2)};
+        if (of > 0) Set(owned.attention, at[of], value);
+        Flash(owned);
+        ExpectAllRowsRight(owned);
+        std::vector<float> row;
+        for (int64_t d = 0; d < 64; ++d) row.push_back(Get(owned.attention, owned.O(0, 0, 0, d)));
+        EXPECT_TRUE(std::isnan(row[5]));
+        row[5] = 0;
+        return row;
+      };
+      const std::vector<float> wanted = row_0(0, 0);
+      for (const int of : {1, 2, 3}) {
+        for (const float value : {0x1p59f, kNan, kInfinity}) EXPECT_EQ(row_0(of, value), wanted);
+      }
+    }
+  }
+}
+
+// Any problem, decoded or not.
+TEST(CpuDecode, SpecialsAnywhereAreRightOnEveryTarget) {
+  const uint64_t seed = FreshSeed();
+  const auto count = static_cast<uint64_t>(200 * TestScale());
+  ForEachTarget([&] {
+    for (uint64_t n = 0; n < count && !testing::Test::HasFailure(); ++n) {
+      const auto rows = static_cast<int64_t>(n % 5);
+      const ProblemSpec spec =
+          rows == 0 ? RandomKernelSpec(seed + n, 5e5) : DecodeSpec(1 + rows % 3, rows, seed + n);
+      SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed + n) + " " + Describe(spec));
+      OwnedAttention owned = MakeAttention(spec, seed + n);
+      SetSpecials(&owned, seed + n);
+      Flash(owned);
+      ExpectAllRowsRight(owned);
+    }
+  });
+}
+
 TEST(CpuDecode, OverflowingSumsAndNonFiniteValuesAreRight) {
   constexpr float kMost = std::numeric_limits<float>::max();
   for (const float value : {kMost, -kMost, 3e38f}) {

@@ -97,7 +97,7 @@ TEST(CpuDropout, EveryWeightIsDroppedOrKeptAsTheContractSays) {
 }
 
 // Far from the beginning, where counters use all their bits.
-TEST(CpuDropout, AnyOffsetInTheWholeIsRight) {
+TEST(CpuDropout, SlicesAtAnyOffsetAreRight) {
   ProblemSpec spec = MakeSpec(2, 2, 2, 40, 50, 8, 50);
   spec.problem.dropout = 26000;
   spec.problem.key_offset = (int64_t{1} << 30) - 70;
@@ -108,7 +108,7 @@ TEST(CpuDropout, AnyOffsetInTheWholeIsRight) {
   ExpectWeightsAsDropped(spec, 1);
 }
 
-TEST(CpuDropout, SlicesHaveTheWholesBits) {
+TEST(CpuDropout, SlicesHaveTheBitsOfTheWhole) {
   const uint64_t seed = FreshSeed();
   for (const bool causal : {false, true}) {
     ProblemSpec spec = MakeSpec(2, 6, 2, 100, 130, 24, 40, DType::kBFloat16);

@@ -195,6 +195,42 @@ TEST_F(CpuFlashAmx, KeysAndValuesReachTheRowsThatSeeThem) {
   }
 }
 
+TEST_F(CpuFlashAmx, SpecialsAnywhere) {
+  const auto count = static_cast<uint64_t>(400 * TestScale());
+  for (uint64_t n = 0; n < count && !HasFailure(); ++n) {
+    const ProblemSpec spec = TileSpec(seed_ + n);
+    SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed_ + n) + " " + Describe(spec));
+    OwnedAttention owned = MakeAttention(spec, seed_ + n);
+    SetSpecials(&owned, seed_ + n);
+    Amx(owned);
+    ExpectRight(owned);
+  }
+}
+
+// V's NaN and Inf change the columns that they are in, and no others, in tiles too.
+TEST_F(CpuFlashAmx, SpecialValuesChangeOnlyTheirColumns) {
+  for (const float value : {kNan, kInfinity, -kInfinity}) {
+    ProblemSpec spec = MakeSpec(1, 4, 2, 300, 700, 40, 48, DType::kBFloat16);
+    spec.problem.mask.right = 0;
+    OwnedAttention clean = MakeAttention(spec, seed_);
+    OwnedAttention dirty = MakeAttention(spec, seed_);
+    for (const int64_t key : {0, 511, 512}) {
+      Set(dirty.attention, dirty.V(0, 1, key, key % 3), value);
+    }
+    Amx(clean);
+    Amx(dirty);
+    ExpectRight(dirty);
+    for (int64_t h = 2; h < 4; ++h) {
+      for (int64_t i = 0; i < 300; ++i) {
+        const auto o = [&](OwnedAttention* owned) { return owned->O(0, h, i, 3); };
+        ASSERT_EQ(std::memcmp(o(&dirty), o(&clean), 45 * 2), 0) << h << " " << i;
+        const float felt = Get(dirty.attention, dirty.O(0, h, i, 0));
+        ASSERT_TRUE(std::isnan(value) ? std::isnan(felt) : felt == value) << h << " " << i;
+      }
+    }
+  }
+}
+
 // A weight that underflows to 0 is no hidden key; -inf of a bias hides V.
 TEST_F(CpuFlashAmx, UnlikelyKeysAreSeenAndHiddenOnesAreNot) {
   for (const float bias_of_key : {-500.0f, -kInfinity}) {
@@ -316,7 +352,7 @@ TEST_F(CpuFlashAmx, GradientsOfItsAnswersAreRight) {
   }
 }
 
-TEST(MachinesTiles, GiveTheTwinsAnswers) {
+TEST(MachinesTiles, GiveTheSameBitsAsTheTwin) {
   if (!cpu_flash::WhyNoAmx().empty()) GTEST_SKIP() << cpu_flash::WhyNoAmx();
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(200 * TestScale()); ++n) {

@@ -8,6 +8,7 @@
 #include <tbb/global_control.h>
 #include <tbb/task_arena.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -131,7 +132,7 @@ TEST_F(FlashGradientsAmx, ALongSequence) {
 }
 
 // A common part in keys, or in values, takes most of each product's bits.
-TEST_F(FlashGradientsAmx, CommonParts) {
+TEST_F(FlashGradientsAmx, CommonPartsOfTheKeysAreRight) {
   for (const bool of_k : {false, true}) {
     for (const float common : {16.0f, 256.0f}) {
       ProblemSpec spec = MakeSpec(1, 2, 1, 90, 300, 64, 64, kType);
@@ -244,6 +245,18 @@ TEST_F(FlashGradientsAmx, KeysAndValuesReachTheRowsThatSeeThem) {
   }
 }
 
+TEST_F(FlashGradientsAmx, SpecialsAnywhere) {
+  const auto count = static_cast<uint64_t>(200 * TestScale());
+  for (uint64_t n = 0; n < count && !HasFailure(); ++n) {
+    ProblemSpec spec = TileSpec(seed_ + n, 3e5);
+    spec.magnitude_q = std::min(spec.magnitude_q, 1.0);  // a weight of 0 is no key seen
+    SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed_ + n) + " " + Describe(spec));
+    OwnedAttention owned = MakeAttention(spec, seed_ + n);
+    SetSpecials(&owned, seed_ + n);
+    ExpectRight(owned.attention, Compute(owned.attention, seed_ + n));
+  }
+}
+
 // A key that no row sees changes nothing, whatever it holds: beyond all rows, or removed by a bias.
 TEST_F(FlashGradientsAmx, HiddenSpecialsChangeNoBit) {
   for (const bool removed : {false, true}) {
@@ -345,7 +358,7 @@ TEST_F(FlashGradientsAmx, GradientsAskedForAloneAreRight) {
   }
 }
 
-TEST(MachinesTilesBackward, GiveTheTwinsGradients) {
+TEST(MachinesTilesBackward, GiveTheSameBitsAsTheTwin) {
   if (!cpu_flash::WhyNoAmx().empty()) GTEST_SKIP() << cpu_flash::WhyNoAmx();
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < static_cast<uint64_t>(100 * TestScale()); ++n) {

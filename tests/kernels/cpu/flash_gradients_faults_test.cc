@@ -17,7 +17,7 @@
 namespace attend::test {
 namespace {
 
-// The judge is only useful if it detects realistic faults. Each fault is in an answer that
+// The check is only useful if it detects realistic faults. Each fault is in an answer that
 // otherwise equals the reference's.
 class FaultTest : public ::testing::TestWithParam<DType> {
  protected:

@@ -66,6 +66,24 @@ void ExpectWeightsSumToOne(const Attention& a, const Gradients& g) {
   }
 }
 
+// All keys of most rows have a score of -inf, by an infinite slope, and no weight.
+TEST(CpuFlashGradientsRows, RowsThatAnInfiniteSlopeHidesAreZero) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  ForEachTarget([&] {
+    ProblemSpec spec = MakeSpec(1, 1, 1, 70, 2, 8, 8);
+    spec.problem.return_lse = spec.problem.has_alibi = true;
+    const OwnedAttention owned = MakeAttention(spec, seed);
+    *const_cast<float*>(owned.attention.alibi_slopes) = kInfinity;
+    const OwnedGradients gradients = Compute(owned.attention, seed);
+    const TensorView& d_q = gradients.get().d_q;
+    for (int64_t i = 0; i < 70; ++i) {
+      const double x = At(d_q.data, DType::kFloat32, i * d_q.stride_l);
+      EXPECT_TRUE(i < 68 ? x == 0 : std::isnan(x)) << i << " " << x;
+    }
+  });
+}
+
 // As with additive padding masks: some rows, or all, are masked by one finite number throughout.
 TEST(CpuFlashGradientsRows, WeightsSumToOneUnderFiniteMasks) {
   const uint64_t seed = FreshSeed();

@@ -319,7 +319,7 @@ TEST(CpuFlashGradients, IntermediateOverflowsDoNotReachTheGradients) {
 }
 
 // Few rows are decoded, with other rounding than tiles: at such scales their scores then differ
-// from those in LSE by more than any exponent can hold. Weights must still be weights.
+// from those in LSE by more than any exponent can hold. Their weights must still be finite.
 TEST(CpuFlashGradients, ScoresThatDisagreeWithLseGiveBoundedGradients) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));

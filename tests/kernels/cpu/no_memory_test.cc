@@ -21,12 +21,12 @@
 namespace attend::test {
 namespace {
 
-constexpr int64_t kAllocationsMost = 2000;  // of one batch; more would be a test that never ends
+constexpr int64_t kAllocationsMost = 2000;  // in one batch; otherwise the test might never end
 
 class NoMemoryTest : public testing::Test {
  protected:
-  // Calls `run`, which returns what came of it, with each allocation failing in turn, until it
-  // makes no more of them. Each time it ends as `wanted` or for lack of memory.
+  // Calls `run`, which returns its outcome, with each allocation failing in turn, until it makes no
+  // further ones. Each time it ends as `wanted` or for lack of memory.
   template <class Run>
   void FailEachAllocation(const Run& run, Code wanted = Code::kOk) {
     for (int64_t nth = 1; nth < kAllocationsMost; ++nth) {
@@ -63,7 +63,7 @@ class NoMemoryTest : public testing::Test {
                                     "ATTEND_TEST_SEED=" + std::to_string(seed_)};
 };
 
-// Runs one item on a lane. It takes no memory itself, which could be what fails.
+// Runs one item on a lane. It makes no allocation itself that could fail instead.
 struct OneRun {
   Lane* lane;
   const WorkItem* item;
@@ -104,7 +104,7 @@ TEST_F(NoMemoryTest, TheCInterfaceReturnsACode) {
   for (const char* const kernel : {"cpu_flash", "cpu_reference"}) {
     SCOPED_TRACE(kernel);
     OwnedAttention made = Make(40);
-    attend_params params = ToParams(made.attention);
+    attend_params params = ParamsOf(made.attention);
     params.device = ATTEND_CPU;
     params.kernel = kernel;
     FailEachAllocation([&] { return static_cast<Code>(attend_run(&params, nullptr)); });
@@ -120,8 +120,8 @@ TEST_F(NoMemoryTest, TheCInterfaceReturnsACode) {
   }
 }
 
-// A tree is written by a call that allocates for its messages only.
-TEST_F(NoMemoryTest, ATreeIsWrittenRefusedOrReportedAsTooMuch) {
+// A tree is expanded by a call that allocates only for its messages.
+TEST_F(NoMemoryTest, ATreeIsExpandedRefusedOrReportedAsTooLarge) {
   const uint8_t bits[] = {0b01, 0b11};
   const int64_t lengths[] = {2, 1}, lengths_beyond[] = {2, 3};
   attend_params params = {};
@@ -144,7 +144,7 @@ TEST_F(NoMemoryTest, ATreeIsWrittenRefusedOrReportedAsTooMuch) {
   }
 }
 
-TEST_F(NoMemoryTest, TheCInterfaceSaysWhatFailed) {
+TEST_F(NoMemoryTest, TheCInterfaceNamesTheFailure) {
   void* data = nullptr;
   int32_t code;
   {

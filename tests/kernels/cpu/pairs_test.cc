@@ -136,7 +136,7 @@ void ExpectRight(const OwnedAttention& owned) {
 }
 
 // A row that needs subnormal numbers, fp32's range or IEEE's rules for Inf gets them.
-TEST(CpuPairs, RowsThatPairsWouldSpoilAreRight) {
+TEST(CpuPairs, RowsUnsuitedToPairsAreRight) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   struct Values {

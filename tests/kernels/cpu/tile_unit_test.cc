@@ -28,7 +28,7 @@ std::vector<uint16_t> Words(size_t count, bool any, std::mt19937_64* engine) {
   return words;
 }
 
-TEST(TileUnit, TheMachinesTilesComputeWhatTheTwinDoes) {
+TEST(TileUnit, TheMachinesTilesAgreeWithTheTwin) {
   if (!cpu_flash::WhyNoAmx().empty()) GTEST_SKIP() << cpu_flash::WhyNoAmx();
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
@@ -78,7 +78,7 @@ TEST(TileUnit, TheTwinAddsAsTheManualSays) {
   EXPECT_EQ(c[0], 0) << "a subnormal product";
 }
 
-TEST(TileUnit, SaysWhyThereIsNone) {
+TEST(TileUnit, GivesTheReasonIfThereIsNone) {
   using cpu_flash::AmxFacts;
   const auto expect = [](const AmxFacts& facts, const char* why, const char* text) {
     EXPECT_NE(cpu_flash::WhyNoAmx(facts).find(why), std::string_view::npos);

@@ -115,7 +115,7 @@ TEST(CudaAlone, LongerNeighboursDoNotChangeBits) {
 }
 
 // The reason: tiles among which the batch may choose add the same number of keys at a time.
-TEST(CudaAlone, TilesOfAsManyKeysGiveTheSameBits) {
+TEST(CudaAlone, TilesWithEqualNumbersOfKeysGiveTheSameBits) {
   const uint64_t seed = FreshSeed();
   for (const auto& [dim, dim_v] : kDims) {
     for (int n = 0; n < 6; ++n) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What must not change a bit of an answer: the location of its memory, other work beside it, and
-// repetition.
+// Nothing but the inputs may change a bit of an answer: neither the location of its memory, nor
+// other work beside it, nor repetition.
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -185,7 +185,7 @@ std::vector<char> Chain(const Attention& first, const std::vector<KernelId>& ker
 }
 
 // One attention in the launch's parameter, with sinks, and with lengths on the device.
-TEST(CudaBits, LaunchesInARowSeeEarlierResults) {
+TEST(CudaBits, ConsecutiveLaunchesSeeEarlierResults) {
   const uint64_t seed = FreshSeed();
   const std::vector<KernelId> chains[] = {
       {KernelId::kCudaFlashSm80},

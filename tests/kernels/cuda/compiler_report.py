@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler says of the Hopper kernels, those of the backward pass too: registers of each;
+"""The compiler's report on the Hopper kernels, backward pass included: registers of each;
 a failure for spills, stack frames beyond that of redo_rows.cuh, registers that are not those of the
 launch, wgmma that it does not leave asynchronous, and setmaxnreg that it ignores. Compiles files as
 the build does, and throws the code away. Needs no GPU.
@@ -22,18 +22,18 @@ import sys
 CUDA = pathlib.Path(__file__).resolve().parents[3] / "kernels" / "cuda"
 SOURCES = [CUDA / "sm90" / name for name in ("f16.cu", "bias_f16.cu", "general_f16.cu")]
 TILES = CUDA / "sm90" / "table.cuh"
-# Of one dtype; the other's are the same but for one word. Those for sm_80 have no products that run
-# by themselves, and of spills the build makes errors.
+# Those of one dtype; the other's differ in one word. Kernels for sm_80 have no asynchronous
+# products, and the build turns their spills into errors.
 BACKWARD = [CUDA / "backward" / name for name in ("sm90_f16.cu", "sm90_dropout_f16.cu",
                                                   "sm90_measure_f16.cu")]
 
 # "Potential Performance Loss: wgmma.mma_async instructions are serialized", for whatever reason,
-# and what comes to the same: a wait that nobody wrote. Other codes say it in words.
+# and the equivalent: a wait that is not in the source. Other codes describe it in text.
 SERIALISED = range(7510, 7521)
 WORDS = re.compile(r"seriali[sz]ed|setmaxnreg", re.IGNORECASE)
 CODE = re.compile(r"\(C(\d+)\)")
 
-# Sm90Config's fields, in order, and what they are where the table does not say.
+# Sm90Config's fields, in order, with their defaults in the table.
 FIELDS = {"head_dim": None, "value_dim": "0", "warpgroups": "2", "keys": None, "stages": "2",
           "query_stages": "2", "overlap": "Overlap::kOutput", "query_in_registers": "false",
           "blocks": "1", "dropout": "false", "bits": "false", "bias_stages": "0",
@@ -47,7 +47,7 @@ REGISTERS = re.compile(r"Used (\d+) registers")
 
 
 def build_command(commands, nvcc, source):
-    """The build's own command for the source, changed to report and to leave nothing behind."""
+    """The build's own command for the source, changed to report and to write no output file."""
     found = [entry for entry in json.loads(pathlib.Path(commands).read_text())
              if pathlib.Path(entry["directory"], entry["file"]).resolve() == source]
     if len(found) != 1:
@@ -60,24 +60,24 @@ def build_command(commands, nvcc, source):
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    mangled: str  # its template argument, as it stands in the names of its kernels
+    mangled: str  # its template argument, as spelled in the names of its kernels
     registers: int  # that a launch hands out to each thread: kLaunchRegisters
 
 
-# How the compiler writes values of fields that are not numbers.
+# The compiler's spelling of fields that are not numbers.
 MANGLED = {"false": "Lb0E", "true": "Lb1E",
            **{f"Overlap::{name}": f"LNS0_7OverlapE{n}E" for n, name in enumerate(OVERLAPS)}}
 
 
 def launch_registers(warpgroups, blocks):
-    """As sm90/tile.cuh works it out: setmaxnreg moves registers between warpgroups, and what
-    it moves must add up to what the launch took, so ptxas must use exactly these."""
+    """As computed in sm90/tile.cuh: setmaxnreg moves registers between warpgroups, and their sum
+    must equal the launch's registers, so ptxas must use exactly these."""
     threads = 128 * (warpgroups + 1)
     return 65536 // (threads * blocks) // 8 * 8
 
 
 def tiles(text):
-    """{name: Tile} of the table. Error: a Sm90Tile has other fields than FIELDS."""
+    """{name: Tile} of the table. Raises Error if a Sm90Tile has other fields than FIELDS."""
     found = {}
     for name, listed in re.findall(r"using\s+(\w+)\s*=\s*Sm90Tile<([^>]*)>", text):
         config = {**FIELDS, **dict(re.findall(r"\.(\w+)\s*=\s*([\w:]+)", listed))}
@@ -90,7 +90,7 @@ def tiles(text):
 
 
 def kernels(report):
-    """Of every kernel: registers, and bytes of stack frame, spill stores and spill loads."""
+    """For every kernel: registers, and bytes of stack frame, spill stores and spill loads."""
     found, name = {}, None
     for line in report.splitlines():
         if match := ENTRY.search(line):
@@ -104,13 +104,14 @@ def kernels(report):
 
 
 def redo_bytes(kernel):
-    """What RowRedo::Output takes of a thread's stack: a quarter of a row's floats, of two rows."""
+    """The part of a thread's stack that RowRedo::Output takes: a quarter of the floats of two
+    rows."""
     match = re.search(r"Sm90ConfigELi(\d+)ELi(\d+)E", kernel)
     return 2 * (int(match[2]) or int(match[1])) if match else 0
 
 
 def remarks(report):
-    """Lines about what must run asynchronously and does not, or about setmaxnreg."""
+    """Lines about synchronous execution of what must be asynchronous, or about setmaxnreg."""
     for line in report.splitlines():
         code = CODE.search(line)
         if WORDS.search(line) or code and int(code.group(1)) in SERIALISED:
@@ -118,7 +119,7 @@ def remarks(report):
 
 
 def judge(listed, report):
-    """Prints a line per tile of `listed`, {name: Tile}; returns what is wrong."""
+    """Prints a line per tile of `listed`, {name: Tile}; returns the faults."""
     faults = []
     found = kernels(report)
     if not listed:
@@ -136,7 +137,7 @@ def judge(listed, report):
 
 
 def judge_kernels(report):
-    """What is wrong with kernels of any tiles."""
+    """The faults of kernels that have no tiles of the table."""
     faults = list(remarks(report))
     found = kernels(report)
     if not found:
@@ -153,8 +154,8 @@ def judge_kernels(report):
 
 
 def judge_backward(report):
-    """The same of kernels of the backward pass, which have no stack frame at all; a file may be
-    compiled for several GPUs, whose reports follow each other."""
+    """The same for kernels of the backward pass, which may have no stack frame at all; a file may
+    be compiled for several GPUs, whose reports follow each other."""
     faults = list(remarks(report))
     parts = re.split(r"(?=^.*Compiling entry function)", report, flags=re.MULTILINE)[1:]
     if not parts:

@@ -208,7 +208,7 @@ TEST_F(CudaBackendTest, MemoryIsCountedWhileLanesHoldIt) {
 
 // The server keeps small requests away from those that a lane cuts, and asks the backend which they
 // are.
-TEST_F(CudaBackendTest, TellsWhichItemsItsLanesCut) {
+TEST_F(CudaBackendTest, ReportsWhichItemsItsLanesCut) {
   const std::unique_ptr<Lane> lane = MakeLane();
   ASSERT_NE(lane, nullptr);
   const ProblemSpec small = MakeSpec(2, 4, 2, 100, 100, 64, 64, DType::kFloat16);

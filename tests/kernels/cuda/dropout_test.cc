@@ -68,7 +68,7 @@ TEST(CudaDropout, ManyTiles) {
   }
 }
 
-// Whether element d of row i of O is that of a key, or of none.
+// Whether element d of row i of O is that of a key.
 bool IsKept(OwnedAttention* owned, int64_t b, int64_t h, int64_t i, int64_t d) {
   const float o = Get(owned->attention, owned->O(b, h, i, d));
   EXPECT_GE(o, 0.0f);

@@ -15,8 +15,8 @@
 namespace attend::test {
 namespace {
 
-// Which stride is far: the second sequence, the second head, or rows from the 32nd on, lie more
-// than 2^31 elements after the first.
+// The far stride: the second sequence, the second head, or rows from the 32nd on, lie more than
+// 2^31 elements after the first.
 enum class Far { kBatch, kHead, kRow };
 constexpr const char* kFarNames[] = {"batch", "head", "row"};
 
@@ -75,7 +75,7 @@ void CopyRows(const ConstTensorView& from, const ConstTensorView& to, DType dtyp
   }
 }
 
-// `run`'s attention with its tensors in `memory`; O holds NaN there.
+// Runs `run`'s attention with its tensors in `memory`, where O holds NaN.
 Attention Spread(Far far, const OwnedAttention& owned, const DeviceRun& run, char* memory) {
   Attention a = run.attention();
   const Problem& p = a.problem;

@@ -23,7 +23,7 @@ namespace {
 // Multiply-adds in double that one check may cost.
 constexpr double kCheckWork = 1e7;
 
-// At least one of the three, and whatever AlignedSpec has beside.
+// At least one of the three, added to the features of AlignedSpec.
 ProblemSpec SpecOf(uint64_t seed) {
   std::mt19937_64 random(seed ^ 0x2545f491);
   ProblemSpec spec = AlignedSpec(seed);

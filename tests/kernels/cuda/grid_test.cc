@@ -86,7 +86,7 @@ TEST(CudaGrid, EveryLengthWithEveryHeadDimIsRight) {
   std::mt19937_64 random(seed);
   for (const Lengths& lengths : kGrid) {
     for (const HeadDims& dims : kHeadDims) {
-      // Under a sanitizer a part of them.
+      // Only a part of them under a sanitizer.
       if (static_cast<double>(random() % 1000) >= 1000 * TestScale()) continue;
       ASSERT_NO_FATAL_FAILURE(Check(Draw(lengths, dims, random), seed));
     }
@@ -151,7 +151,7 @@ TEST(CudaGrid, ScoresThatRiseAndFallAreRight) {
 }
 
 // A NaN or an infinity among the scores of a row reaches all of the row, as IEEE says.
-TEST(CudaGrid, BadScoresReachTheirRow) {
+TEST(CudaGrid, NanAndInfinityOfAScoreReachTheWholeRow) {
   const uint64_t seed = FreshSeed();
   for (const HeadDims& dims : kHeadDims) {
     for (const float bad : {NAN, INFINITY, -INFINITY}) {

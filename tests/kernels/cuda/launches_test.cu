@@ -41,7 +41,7 @@ __global__ void AddToNeighbours(const uint32_t* before, uint32_t* after) {
 #endif
 }
 
-TEST_F(CudaLaunches, SeeEarlierLaunchesResults) {
+TEST_F(CudaLaunches, SeeTheResultsOfEarlierLaunches) {
   OnDevice<uint32_t> even(std::vector<uint32_t>(kBlocks, 0));
   OnDevice<uint32_t> odd(std::vector<uint32_t>(kBlocks, 0xdeadbeef));
   cudaLaunchAttribute early = {};

@@ -23,6 +23,9 @@ namespace {
 // Multiply-adds in double that one check may cost.
 constexpr double kCheckWork = 1e7;
 
+constexpr KernelId kKernels[] = {KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90,
+                                 KernelId::kCudaDecodeSm80, KernelId::kCudaDecodeSm90};
+
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -111,20 +114,28 @@ void Check(OwnedAttention* owned, const ProblemSpec& spec, KernelId kernel, uint
 TEST(CudaMaskBits, RandomMasksAreRight) {
   const uint64_t first = FreshSeed();
   const auto count = static_cast<uint64_t>(500 * TestScale());
-  uint64_t hopper = 0;
+  uint64_t hopper = 0, decoding = 0;
   for (uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) {
     const ProblemSpec spec =
         WithBits(seed % 4 == 0 ? RandomKernelSpec(seed, 3e6) : AlignedSpec(seed), seed);
     OwnedAttention owned = MakeAttention(spec, seed);
     if (seed % 3 != 0) SetBlocks(spec, owned.attention, seed);
     if (seed % 2 == 0) RemoveSpoiltKeys(spec, &owned, seed);
-    for (const KernelId kernel : {KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
+    for (const KernelId kernel : kKernels) {
       if (!CanRun(owned.attention, kernel)) continue;
       hopper += kernel == KernelId::kCudaFlashSm90;
+      decoding += kernel == KernelId::kCudaDecodeSm80;
       ASSERT_NO_FATAL_FAILURE(Check(&owned, spec, kernel, seed));
     }
   }
-  std::printf("cuda_flash_sm90 took %d of %d\n", static_cast<int>(hopper), static_cast<int>(count));
+  std::printf("of %d cuda_flash_sm90 took %d, cuda_decode_sm80 %d\n", static_cast<int>(count),
+              static_cast<int>(hopper), static_cast<int>(decoding));
+  // An H200 took some 240 and 390 of 500.
+  if (count < 50) return;
+  const ProblemSpec small = MakeSpec(1, 1, 1, 1, 64, 64, 64, DType::kFloat16);
+  const OwnedAttention any = MakeAttention(small, first);
+  EXPECT_EQ(hopper > 0, CanRun(any.attention, KernelId::kCudaFlashSm90));
+  EXPECT_EQ(decoding > 0, CanRun(any.attention, KernelId::kCudaDecodeSm80));
 }
 
 // More tiles of keys than are looked at together, with rows that see one key each.
@@ -141,7 +152,7 @@ TEST(CudaMaskBits, FewSeenKeysAmongManyAreRight) {
       for (int64_t i = 0; i < 200; i += 3) {
         SetBit(owned.attention, 0, 0, i, static_cast<int64_t>(random() % keys), true);
       }
-      for (const KernelId kernel : {KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
+      for (const KernelId kernel : kKernels) {
         if (!CanRun(owned.attention, kernel)) continue;
         ASSERT_NO_FATAL_FAILURE(Check(&owned, spec, kernel, seed));
       }
@@ -150,37 +161,44 @@ TEST(CudaMaskBits, FewSeenKeysAmongManyAreRight) {
 }
 
 // A mask that fills an allocation of its own, whose end compute-sanitizer then knows.
-TEST(CudaMaskBits, TheMaskIsNotReadBeyondItsMemory) {
+void CheckMaskAlone(KernelId kernel, int64_t rows, int64_t keys, int64_t dim, bool by_row) {
   const uint64_t seed = FreshSeed();
+  ProblemSpec spec = MakeSpec(1, 1, 1, rows, keys, dim, dim, DType::kBFloat16);
+  spec.problem.has_bias = true;
+  spec.bias_dtype = DType::kBit;
+  spec.bias_masked_share = 0.5;
+  spec.bias_per_query = by_row;
+  OwnedAttention owned = MakeAttention(spec, seed);
+  if (!CanRun(owned.attention, kernel)) return;
+  ASSERT_TRUE(RunOnDevice(&owned, kernel).ok());
+  const std::vector<float> expected = Rows(owned, 0, rows);
+  owned.ResetOutput();
+  DeviceRun run(&owned, kernel);
+  ASSERT_TRUE(run.Prepare().ok());
+  const int64_t bytes = (keys + 7) / 8 * (by_row ? rows : 1);
+  const DeviceMemory mask(bytes);
+  ASSERT_EQ(cudaMemcpy(mask.get(), run.attention().bias.data, static_cast<size_t>(bytes),
+                       cudaMemcpyDeviceToDevice),
+            cudaSuccess);
+  cuda::LaunchItem item{kernel, run.attention()};
+  item.attention.bias.data = mask.get();
+  const Result<int64_t> needed = cuda::BatchWorkspaceBytes({&item, 1});
+  ASSERT_TRUE(needed.ok());
+  const DeviceMemory workspace(*needed);
+  ASSERT_EQ(cudaMemset(workspace.get(), 0, static_cast<size_t>(*needed)), cudaSuccess);
+  ASSERT_TRUE(cuda::LaunchBatch({&item, 1}, workspace.get(), *needed, nullptr).ok());
+  ASSERT_TRUE(run.Fetch().ok());
+  EXPECT_TRUE(SameBits(expected, Rows(owned, 0, rows))) << Describe(spec);
+}
+TEST(CudaMaskBits, TheMaskIsNotReadBeyondItsMemory) {
   for (const int64_t dim : {64, 128}) {
     for (const int64_t keys : {125, 1000, 1013, 1016, 4090}) {
       for (const bool by_row : {false, true}) {
-        ProblemSpec spec = MakeSpec(1, 1, 1, 130, keys, dim, dim, DType::kBFloat16);
-        spec.problem.has_bias = true;
-        spec.bias_dtype = DType::kBit;
-        spec.bias_masked_share = 0.5;
-        spec.bias_per_query = by_row;
-        OwnedAttention owned = MakeAttention(spec, seed);
-        if (!CanRun(owned.attention, KernelId::kCudaFlashSm90)) continue;
-        ASSERT_TRUE(RunOnDevice(&owned, KernelId::kCudaFlashSm90).ok());
-        const std::vector<float> expected = Rows(owned, 0, 130);
-        owned.ResetOutput();
-        DeviceRun run(&owned, KernelId::kCudaFlashSm90);
-        ASSERT_TRUE(run.Prepare().ok());
-        const int64_t bytes = (keys + 7) / 8 * (by_row ? 130 : 1);
-        const DeviceMemory mask(bytes);
-        ASSERT_EQ(cudaMemcpy(mask.get(), run.attention().bias.data, static_cast<size_t>(bytes),
-                             cudaMemcpyDeviceToDevice),
-                  cudaSuccess);
-        cuda::LaunchItem item{KernelId::kCudaFlashSm90, run.attention()};
-        item.attention.bias.data = mask.get();
-        const Result<int64_t> needed = cuda::BatchWorkspaceBytes({&item, 1});
-        ASSERT_TRUE(needed.ok());
-        const DeviceMemory workspace(*needed);
-        ASSERT_EQ(cudaMemset(workspace.get(), 0, static_cast<size_t>(*needed)), cudaSuccess);
-        ASSERT_TRUE(cuda::LaunchBatch({&item, 1}, workspace.get(), *needed, nullptr).ok());
-        ASSERT_TRUE(run.Fetch().ok());
-        EXPECT_TRUE(SameBits(expected, Rows(owned, 0, 130))) << Describe(spec);
+        CheckMaskAlone(KernelId::kCudaFlashSm90, 130, keys, dim, by_row);
+        for (const int64_t rows : {8, 130}) {
+          CheckMaskAlone(KernelId::kCudaDecodeSm80, rows, keys, dim, by_row);
+          CheckMaskAlone(KernelId::kCudaDecodeSm90, rows, keys, dim, by_row);
+        }
       }
     }
   }

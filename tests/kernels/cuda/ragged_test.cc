@@ -117,7 +117,7 @@ struct Listed {
 };
 
 // The tensor maps of a list are where those of the previous launch were, which may still be ending.
-TEST(CudaRagged, OIsStoredWhereThisLaunchNeedsIt) {
+TEST(CudaRagged, OIsStoredWhereItsOwnLaunchWantsIt) {
   const uint64_t seed = FreshSeed();
   std::vector<Listed> lists;
   for (const int64_t dim : {64, 96, 128}) lists.emplace_back(dim, seed);

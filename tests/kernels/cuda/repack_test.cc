@@ -24,7 +24,7 @@ namespace {
 constexpr KernelId kReadsAligned[] = {KernelId::kCudaFlashSm90, KernelId::kCudaDecodeSm80,
                                       KernelId::kCudaDecodeSm90};
 
-// AlignedSpec's with any D, sinks and layout.
+// AlignedSpec's problems with any D, sinks and layout.
 ProblemSpec SpecOf(uint64_t seed) {
   std::mt19937_64 random(seed ^ 0x9e3779b9);
   ProblemSpec spec = AlignedSpec(seed);
@@ -99,7 +99,7 @@ void FetchOutput(const DeviceRun& run, OwnedAttention* owned) {
             cudaSuccess);
 }
 
-// Runs a kernel on a problem in place, and on its aligned copies. False: it cannot run there, or
+// Runs a kernel on a problem in place, and on an aligned copy. False if it cannot run there, or
 // needs no copy.
 bool Compare(const ProblemSpec& spec, uint64_t seed, KernelId kernel) {
   OwnedAttention owned = MakeAttention(spec, seed);

@@ -61,7 +61,7 @@ ProblemSpec Small(Kind kind, const HeadDims& dims, DType dtype, int64_t rows, in
   return spec;
 }
 
-// All cases at scale 1. Below that a share of them, but the first of each variant in any case.
+// All cases at scale 1. Below that a share of them, always including the first of each variant.
 class Thinning {
  public:
   explicit Thinning(uint64_t seed) : random_(seed) {}

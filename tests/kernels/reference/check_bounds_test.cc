@@ -135,7 +135,7 @@ TEST(CheckBounds, ASmallTermOfASumMayOverflowToo) {
 
 // Both scores are Inf of either sign before the softcap. The bound must include the second key's
 // possible weight, even if it is only 1 beside the first key's e^60.
-TEST(CheckBounds, AKeyCountsBesideOneThatMayOutweighIt) {
+TEST(CheckBounds, AKeyCountsBesideOneThatMightOutweighIt) {
   const RowsReport report =
       CheckTwoKeys(1e20f, 30, {1e15f, 1e15f}, {{2e15f, -1e15f}, {1e30f, -3e30f}}, {0.5f, -0.75f});
   EXPECT_TRUE(report.ok) << report.detail;

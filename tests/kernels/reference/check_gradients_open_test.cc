@@ -56,7 +56,7 @@ Attention PartOf(const Attention& whole) {
   return part;
 }
 
-TEST(CheckGradientsOpen, PartsOfTheKeysAreJudgedByTheWholesSoftmax) {
+TEST(CheckGradientsOpen, PartsOfTheKeysAreJudgedByTheSoftmaxOfTheWhole) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
   ProblemSpec spec = MakeSpec(1, 4, 2, 30, 60, 16, 8);
@@ -126,6 +126,151 @@ TEST(CheckGradientsOpen, PeakedRowsWithDropoutPass) {
     OwnedGradients gradients(a, one + 1);
     CpuFlashGradients(a, gradients.get(), nullptr);
     const RowsReport report = Judge(a, gradients.get());
+    EXPECT_TRUE(report.ok) << report.detail;
+  }
+}
+
+// fp32 may have NaN or Inf where double has neither: rows of such sums cannot be judged, and are
+// not counted as wrong.
+TEST(CheckGradientsOpen, SumsBeyondFp32sRangeAreUndecided) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  struct Case {
+    const char* what;
+    float k = 1, d_o = 1, scale = 1, slope = 0, bias = 0;
+  };
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const Case& c :
+       {Case{.what = "scores that overflow under a bias of -inf", .k = 3e38f, .bias = -inf},
+        Case{.what = "dS K overflows, and a scale of 0 follows",
+        .k = 1e38f,
+        .d_o = 1e3f,
+        .scale = 0},
+        Case{.what = "the score of a key with Inf overflows to -inf", .slope = 3e38f}}) {
+    SCOPED_TRACE(c.what);
+    ProblemSpec spec = MakeSpec(1, 1, 1, 9, 4, 8, 8);
+    spec.problem.scale = c.scale;
+    spec.problem.has_alibi = c.slope > 0;
+    spec.problem.has_bias = c.bias < 0;
+    OwnedAttention owned = MakeAttention(spec, seed);
+    Attention& a = owned.attention;
+    a.problem.return_lse = true;
+    const auto each = [](const ConstTensorView& view, int64_t rows, const auto& change) {
+      for (int64_t n = 0; n < rows * 8; ++n) {
+        float& x =
+            *(static_cast<float*>(const_cast<void*>(view.data)) + n / 8 * view.stride_l + n % 8);
+        x = change(x);
+      }
+    };
+    each(a.k, 4, [&](float x) { return std::copysign(std::abs(c.k), x); });
+    if (c.slope > 0) {
+      *const_cast<float*>(a.alibi_slopes) = c.slope;
+      *static_cast<float*>(const_cast<void*>(a.v.data)) = inf;
+    }
+    if (c.bias < 0) {
+      for (int64_t i = 0; i < 9; ++i) {
+        std::fill_n(static_cast<float*>(const_cast<void*>(a.bias.data)) + i * a.bias.stride_q, 4,
+                    c.bias);
+      }
+    }
+    const Attention* batch[] = {&a};
+    CpuFlash(batch);
+    OwnedGradients gradients(a, seed + 1);
+    const Gradients& g = gradients.get();
+    if (c.d_o > 1) each(g.d_o, 9, [&](float x) { return std::copysign(c.d_o, x); });
+    CpuFlashGradients(a, g, nullptr);
+    const RowsReport report = Judge(a, g);
+    EXPECT_FALSE(report.failed()) << report.detail;
+  }
+}
+
+// A key whose score fp32 may have as -inf has no weight in a row that is NaN.
+TEST(CheckGradientsOpen, VanishedKeysOfANanRowAreUndecided) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  ProblemSpec spec = MakeSpec(1, 1, 1, 3, 9, 8, 8);
+  spec.problem.has_alibi = spec.problem.has_sinks = true;
+  OwnedAttention owned = MakeAttention(spec, seed);
+  Attention& a = owned.attention;
+  a.problem.return_lse = true;
+  *const_cast<float*>(a.alibi_slopes) = 3e38f;
+  *const_cast<float*>(a.sinks) = std::numeric_limits<float>::quiet_NaN();
+  const Attention* batch[] = {&a};
+  CpuFlash(batch);
+  OwnedGradients gradients(a, seed + 1);
+  CpuFlashGradients(a, gradients.get(), nullptr);
+  const RowsReport report = Judge(a, gradients.get());
+  EXPECT_FALSE(report.failed()) << report.detail;
+}
+
+// Rows whose scores all vanish in fp32 have an LSE of -inf, but weights in double.
+TEST(CheckGradientsOpen, VanishedRowsThatAreTakenAsGivenAreUndecided) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  ProblemSpec spec = MakeSpec(1, 2, 1, 70, 65, 64, 64);
+  spec.problem.has_alibi = true;
+  OwnedAttention owned = MakeAttention(spec, seed);
+  Attention& a = owned.attention;
+  a.problem.return_lse = true;
+  std::fill_n(const_cast<float*>(a.alibi_slopes), 2, 3.4e38f);
+  const Attention* batch[] = {&a};
+  CpuFlash(batch);
+  OwnedGradients gradients(a, seed + 1);
+  CpuReferenceGradients(a, gradients.get());
+  for (const double budget : {kAll, 1e6, 1e5}) {
+    const RowsReport report = Judge(a, gradients.get(), budget);
+    EXPECT_FALSE(report.failed()) << report.detail;
+  }
+}
+
+// For a part of the keys, whose rows are taken as given: 0 times NaN is NaN.
+TEST(CheckGradientsOpen, ADOOf0DoesNotHideANan) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  ProblemSpec spec = MakeSpec(1, 1, 1, 3, 9, 8, 8);
+  spec.problem.key_offset = 7;
+  OwnedAttention owned = MakeAttention(spec, seed);
+  Attention& a = owned.attention;
+  a.problem.return_lse = true;
+  *static_cast<float*>(const_cast<void*>(a.v.data)) = std::numeric_limits<float>::quiet_NaN();
+  const Attention* batch[] = {&a};
+  CpuFlash(batch);
+  OwnedGradients gradients(a, seed + 1);
+  const Gradients& g = gradients.get();
+  for (int64_t i = 0; i < 3; ++i) {
+    std::fill_n(static_cast<float*>(const_cast<void*>(g.d_o.data)) + i * g.d_o.stride_l, 8, 0.0f);
+  }
+  std::fill_n(const_cast<float*>(g.d_lse), 3, 0.0f);
+  CpuFlashGradients(a, g, nullptr);
+  const RowsReport report = Judge(a, g);
+  EXPECT_FALSE(report.failed()) << report.detail;
+}
+
+// A subnormal O of fp16 is off by a share of a step, not of itself.
+TEST(CheckGradientsOpen, GradientsFromASubnormalOPass) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ATTEND_TEST_SEED=" + std::to_string(seed));
+  OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 70, 130, 64, 64, DType::kFloat16), seed);
+  Attention& a = owned.attention;
+  a.problem.return_lse = true;
+  const auto scale = [](const void* data, int64_t begin, float by) {
+    for (int64_t n = begin; n < begin + 64; ++n) {
+      const float x = LoadElement(data, DType::kFloat16, n);
+      StoreElement(const_cast<void*>(data), DType::kFloat16, n, x * by);
+    }
+  };
+  for (int64_t j = 0; j < 130; ++j) scale(a.v.data, j * a.v.stride_l, 0x1p-20f);
+  const Attention* batch[] = {&a};
+  CpuFlash(batch);
+  OwnedGradients gradients(a, seed + 1);
+  Gradients& g = gradients.get();
+  g.d_lse = nullptr;
+  for (int64_t n = 0; n < 140; ++n) {
+    scale(g.d_o.data, n / 70 * g.d_o.stride_h + n % 70 * g.d_o.stride_l, 0x1p10f);
+  }
+  CpuReferenceGradients(a, g);
+  for (const double budget : {kAll, 1e6, 1e5}) {
+    const RowsReport report = Judge(a, g, budget);
     EXPECT_TRUE(report.ok) << report.detail;
   }
 }

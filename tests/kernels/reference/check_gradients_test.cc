@@ -64,7 +64,7 @@ void ExpectCorrectGradientsPass(double budget) {
     const uint64_t one = seed + static_cast<uint64_t>(n);
     ProblemSpec spec = RandomSpec(one, 4e4);
     if (n % 3 == 1) spec = WithDropout(std::move(spec), one);
-    // With a higher rate O leaves fp16's range, and rows with its Inf cannot be judged.
+    // With a higher rate O exceeds fp16's range, and rows with its Inf cannot be judged.
     constexpr int32_t kHalfDropoutMax = 65000;
     if (spec.problem.dtype == DType::kFloat16) {
       spec.problem.dropout = std::min(spec.problem.dropout, kHalfDropoutMax);

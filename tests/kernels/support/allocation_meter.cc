@@ -15,7 +15,7 @@ std::atomic<int64_t> most_bytes = 0;
 
 }  // namespace
 
-// std::stable_sort takes its buffer so.
+// std::stable_sort allocates its buffer this way.
 void* operator new(size_t bytes, const std::nothrow_t&) noexcept {
   void* const block = std::malloc(bytes);
   if (block == nullptr) return nullptr;

@@ -10,7 +10,7 @@
 
 namespace attend::test {
 
-// The most bytes that `body` held at a time.
+// The peak number of bytes that `body` held.
 int64_t MostAllocated(const std::function<void()>& body);
 
 }  // namespace attend::test

@@ -18,7 +18,7 @@ class ArenaCase {
  public:
   ArenaCase(Backend& backend, const OwnedAttention& owned, int64_t rows);
 
-  // Not OK if the arena could not be made or filled.
+  // An error if the arena could not be made or filled.
   const Status& status() const { return status_; }
   // Reads the arena; appends, if `rows` was not 0.
   WorkItem Item(const Selection& selection) const;

@@ -64,7 +64,7 @@ class Spoiler {
     return kShares[Range(0, 5)];
   }
 
-  // Elements are counted by the gaps between those that are spoilt: most rows have none.
+  // The gaps between spoilt elements are drawn: most rows have none.
   template <class At>
   void SpoilRows(DType dtype, int64_t rows, int64_t dim, double share, const At& at) {
     if (share == 0) return;
@@ -119,7 +119,7 @@ class Spoiler {
     }
   }
 
-  // Masks as people write them: padding on one side, whole rows, scattered keys.
+  // Typical masks: padding on one side, whole rows, scattered keys.
   void SpoilBias(const Attention& a) {
     const Problem& p = a.problem;
     if (a.bias.dtype == DType::kBit) return;  // every pattern is drawn as it is

@@ -36,7 +36,7 @@ struct Verdict {
   std::string fault;     // the first one, with its place; empty if there is none
   int64_t values = 0;    // rows that were compared number for number
   int64_t specials = 0;  // rows with NaN or Inf that IEEE determines
-  int64_t open = 0;      // rows that may be anything: some intermediate sum may overflow
+  int64_t open = 0;      // rows that may have any value: some intermediate sum may overflow
 };
 
 // Compares every row with the reference.

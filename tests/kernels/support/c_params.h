@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From the C++ description of an attention to the C one. Any thread.
+// From the C++ description of a backward pass to the C one. Any thread.
 
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/c/attend_c.h"
+#include "kernels/c/params_of.h"
 #include "kernels/contract/gradients.h"
 #include "kernels/contract/problem.h"
 
 namespace attend::test {
 
-// The C struct of an attention, with its pointers as they are, on device 0, no kernel named and no
-// workspace.
-attend_params ToParams(const Attention& attention);
 attend_backward_params ToParams(const Attention& attention, const Gradients& gradients);
 
 // `data` as far into `block_to` as it lies in `block_from`; NULL stays NULL.

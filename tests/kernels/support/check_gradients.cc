@@ -24,7 +24,7 @@ double SumRoundings(int64_t terms) {
   return (2 + std::sqrt(static_cast<double>(terms)) / 2) * kRoundoff;
 }
 
-// In addition, where they are subnormal, so that roundings are not relative to them.
+// In addition, for subnormal numbers, whose rounding errors are not relative to them.
 double SubnormalRoundings(int64_t terms) { return (1 + static_cast<double>(terms)) * 0x1p-150; }
 
 // Half a step between the dtype's subnormal numbers.
@@ -45,7 +45,7 @@ Elements Load(const ConstTensorView& t, DType dtype, int64_t dim, int64_t b, int
 
 }  // namespace
 
-// The header's quantities of a row.
+// A row's quantities, as defined in the header.
 struct GradientsJudge::Row {
   RowId id;
   Sequence sequence;
@@ -58,7 +58,7 @@ struct GradientsJudge::Row {
   double less_error = 0;
 };
 
-// And those of one of its keys.
+// The quantities of one of its keys.
 struct GradientsJudge::Key {
   KeyGradient truth;
   Elements k;
@@ -246,7 +246,7 @@ void GradientsJudge::AddKey(const Row& row, const Key& key) {
   add(&d_q_, d_q_.Row(row.id.b, row.id.h, row.id.i), p.dim, key.k, key.truth.d_dot,
       key.d_dot_error);
   add(&d_k_, key_row, p.dim, row.q, key.truth.d_dot, key.d_dot_error);
-  if (key.truth.kept != 0) {  // else dO may be NaN
+  if (key.truth.kept != 0) {  // otherwise dO may be NaN
     add(&d_v_, key_row, p.dim_v, row.d_o, key.truth.kept * key.truth.weight, key.factor_error);
   }
   if (!p.has_bias) return;
@@ -268,7 +268,7 @@ class Verdict {
     const double value = truth.value[n];
     double allowed =
         truth.error[n] + SumRoundings(truth.terms[static_cast<size_t>(row)]) * truth.magnitude[n];
-    // What is off before it is rounded is rounded too.
+    // Rounding adds to errors made before it.
     allowed += kRoundoff * (std::abs(value) + allowed);
     if (value != 0 || allowed > 0) {
       allowed += truth.factor * SubnormalRoundings(truth.terms[static_cast<size_t>(row)]);

@@ -15,7 +15,7 @@ namespace {
 
 thread_local int64_t held_bytes = 0;
 thread_local int64_t peak_bytes = 0;
-// More often than any new-handler finds something to give back.
+// More calls than any new-handler needs to free memory.
 constexpr int kLastingFailures = 20;
 
 std::atomic<int64_t> left{0};  // allocations until the one that fails; 0: none does
@@ -26,7 +26,7 @@ bool Fails() {
   if (left.load(std::memory_order_relaxed) <= 0) return false;
   if (const auto counted = counts.load(); counted != nullptr) {
     if (spared) return false;
-    spared = true;  // what it takes itself
+    spared = true;  // its own allocations
     const bool counts_here = counted();
     spared = false;
     if (!counts_here) return false;
@@ -43,7 +43,7 @@ void* Take(size_t bytes, size_t alignment) {
   return data;
 }
 
-// As the standard has it: the new-handler may make room.
+// As the standard requires: the new-handler may free memory.
 void* TakeOrThrow(size_t bytes, size_t alignment) {
   int failures = !Fails() ? 0 : counts.load() == nullptr ? 1 : kLastingFailures;
   for (;; --failures) {

@@ -20,9 +20,9 @@ class HeapWatch {
 };
 
 // While it lives, the N-th allocation (1 = the next), counted over all threads, fails: it throws
-// std::bad_alloc or, if there is a new-handler, calls that. With `only`, which is asked in each
-// allocation of all threads but the fault's own, those alone count that it says so of, and the N-th
-// fails for a while, whatever room a new-handler makes: for good, if that does not wait.
+// std::bad_alloc or, if there is a new-handler, calls that. `only` is asked in each allocation of
+// all threads but the fault's own, and only those for which it returns true count. The N-th fails
+// for a while, even if a new-handler frees memory: permanently, unless the handler waits.
 class HeapFault {
  public:
   explicit HeapFault(int64_t nth, bool (*only)() = nullptr);

@@ -65,8 +65,8 @@ inline std::string Name(const Place& place) {
          std::to_string(place.h) + " b " + std::to_string(place.b);
 }
 
-// [batch, heads, rows, dim] of 16-bit elements, strides in elements. None is 0, and nothing between
-// the rows either: zeros come from the copy engine.
+// [batch, heads, rows, dim] of 16-bit elements, strides in elements. No element is 0, nor are gaps
+// between rows: zeros come from the copy engine.
 struct Tensor {
   int batch, heads, rows, dim;
   int64_t stride_b, stride_h, stride_l;

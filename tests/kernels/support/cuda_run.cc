@@ -121,12 +121,12 @@ bool CanRun(const Attention& attention, KernelId kernel) {
 
 std::vector<int> Configs(const Problem& problem, KernelId kernel) {
   if (kernel == KernelId::kCudaNaive) return {0};
-  int shared_bytes_max = 0;
-  (void)cudaDeviceGetAttribute(&shared_bytes_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
+  int block_bytes_max = 0;
+  (void)cudaDeviceGetAttribute(&block_bytes_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
   std::vector<int> configs;
   const auto variants = cuda::VariantsFor(kernel, problem);
   for (size_t n = 0; n < variants.size(); ++n) {
-    if (variants[n].shared_bytes <= shared_bytes_max) configs.push_back(static_cast<int>(n));
+    if (variants[n].block_bytes <= block_bytes_max) configs.push_back(static_cast<int>(n));
   }
   return configs;
 }

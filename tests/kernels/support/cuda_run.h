@@ -34,12 +34,12 @@ class DeviceRun {
   // Copies the inputs. `kernel` decides how much workspace there is.
   DeviceRun(OwnedAttention* owned, KernelId kernel);
 
-  // Fills output and workspace with what owned.output holds and NaN, runs, and copies the output
-  // back. Not OK: CUDA's words.
+  // Fills the output with owned.output's contents and the workspace with NaN, runs, and copies the
+  // output back. An error has CUDA's text.
   Status Run(int config = cuda::kDefaultConfig);
 
-  // Its parts: copies inputs and what owned.output holds to the device; enqueues a run on whatever
-  // lies there (after Run, which makes the workspace); copies the output back.
+  // The steps of Run: copies inputs and owned.output's contents to the device; enqueues a run on
+  // the memory as it is (after Run, which makes the workspace); copies the output back.
   Status Prepare();
   Status Launch(int config = cuda::kDefaultConfig);
   Status Fetch();

@@ -22,8 +22,8 @@ constexpr double kMost = std::numeric_limits<float>::max();
 // A quarter of what must be added to the largest number of fp32 before it rounds to Inf.
 constexpr double kSlack = 0x1p101;
 
-// A number that any order of its sums gives: up to rounding if it is finite, or NaN or Inf. Not
-// known if a sum on the way may overflow.
+// A result that every order of its sums gives: a finite number up to rounding, NaN or Inf. Unknown
+// if an intermediate sum may overflow.
 struct Known {
   bool known = true;
   double value = 0;
@@ -72,7 +72,7 @@ Known ScoreKnown(const Attention& a, const Sequence& s, const std::array<int64_t
     if (std::isfinite(penalty)) size += std::abs(penalty);
     known = known && size < kMost + kSlack;
   }
-  // NaN and Inf come from the inputs alone, and whatever is added to NaN.
+  // NaN and Inf come from the inputs alone, and terms added to NaN.
   return {known || std::isnan(score), score};
 }
 
@@ -158,13 +158,13 @@ class RowJudge {
     const bool empty = max == -kInfinity && !nan_ && !open_;
     if (!p_.has_sinks || empty) return;
     const double sink = static_cast<double>(a_.sinks[id_.h]);
-    // With scores that are not known, all may be -inf: then the sink changes nothing.
+    // With unknown scores, all may be -inf: then the sink changes nothing.
     nan_ = nan_ || (max > -kInfinity && !(sink < kInfinity));
     sunk_ = sink > max + 80;
   }
 
-  // As large as column d of O may be. Scores beyond 2^20 are rounded so far that the weights may be
-  // any.
+  // The largest possible magnitude of column d of O. Scores beyond 2^20 are rounded so coarsely
+  // that the weights may be any.
   double MostOf(int64_t d) const {
     double most = std::abs(reference_[d]);
     for (size_t n = 0; std::abs(max_) > 0x1p20 && n < keys_.size(); ++n) {
@@ -180,7 +180,7 @@ class RowJudge {
                            (s_.k_row + j) * a_.v.stride_l + d);
   }
 
-  // Column d of V decides how much of O can be known.
+  // Column d of V decides how much of O is known.
   Fate FateOf(int64_t d) const {
     if (nan_) return Fate::kKnown;
     const double most = p_.o_dtype() == DType::kFloat16 ? 65504 : kMost;

@@ -55,15 +55,15 @@ class PinnedBlock {
   cuda::PinnedRanges* ranges_;
 };
 
-// The memory of an attention once more, page-locked, `shift` bytes behind a 256-byte boundary.
-// `owned` must outlive it.
+// A page-locked copy of an attention's memory, `shift` bytes behind a 256-byte boundary. `owned`
+// must outlive it.
 class PinnedAttention {
  public:
   PinnedAttention(OwnedAttention* owned, cuda::PinnedRanges* ranges, int64_t shift = 0);
 
   bool ok() const { return input_.get() != nullptr && output_.get() != nullptr; }
   WorkItem Item(const Selection& selection) const;
-  void Fetch() const;  // brings the output to owned->output
+  void Fetch() const;  // copies the output to owned->output
 
  private:
   OwnedAttention* owned_;

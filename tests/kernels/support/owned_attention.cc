@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <random>
 
 #include "kernels/reference/check_rows.h"
 #include "tests/kernels/support/problems.h"
@@ -81,6 +83,31 @@ void* OwnedAttention::O(int64_t b, int64_t h, int64_t i, int64_t d) {
   const int64_t row = SequenceOf(attention, b).q_row + i;
   return Element(t.data, attention.problem.o_dtype(),
                  b * t.stride_b + h * t.stride_h + row * t.stride_l + d);
+}
+
+void SetSpecials(OwnedAttention* owned, uint64_t seed) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kSpecials[] = {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity,
+                                 0x1p-130f};
+  std::mt19937_64 engine(seed);
+  const auto draw = [&](int64_t n) {
+    return static_cast<int64_t>(engine() % static_cast<uint64_t>(n));
+  };
+  const Problem& p = owned->attention.problem;
+  const int64_t count = draw(2) == 0 ? 1 + draw(3) : 100;
+  const int64_t input = draw(4), special = draw(6);
+  for (int64_t n = 0; n < count && p.batch > 0; ++n) {
+    const int64_t b = draw(p.batch), of = input < 3 ? input : draw(3);
+    const Sequence s = SequenceOf(owned->attention, b);
+    const int64_t rows = of == 0 ? s.q_len : s.k_len;
+    if (rows == 0) continue;
+    const int64_t h = draw(of == 0 ? p.heads_q : p.heads_kv), i = draw(rows);
+    const int64_t d = draw(of == 2 ? p.dim_v : p.dim);
+    void* const at = of == 0   ? owned->Q(b, h, i, d)
+                     : of == 1 ? owned->K(b, h, i, d)
+                               : owned->V(b, h, i, d);
+    Set(owned->attention, at, kSpecials[special < 4 ? special : draw(4)]);
+  }
 }
 
 }  // namespace attend::test

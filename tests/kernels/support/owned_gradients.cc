@@ -35,7 +35,7 @@ TensorView OwnedGradients::Make(const Shape& shape, DType dtype, const ConstTens
   TensorView view{nullptr, like.stride_b, like.stride_h, like.stride_l};
   int64_t elements = 1;
   Shape whole = shape;
-  whole.padding = true;  // it is there, whatever it holds
+  whole.padding = true;  // present, whatever its contents
   ForEachRow(whole, view, [&](int64_t at) { elements = std::max(elements, at + shape.dim); });
   const int64_t size = DTypeBytes(dtype);
   std::vector<std::byte>& block =
@@ -57,7 +57,7 @@ OwnedGradients::OwnedGradients(const Attention& a, uint64_t seed) : a_(a) {
   gradients_.d_q = Make({false, p.heads_q, p.dim}, p.dtype, a.q);
   gradients_.d_k = Make({true, p.heads_kv, p.dim}, p.dtype, a.k);
   gradients_.d_v = Make({true, p.heads_kv, p.dim_v}, p.dtype, a.v);
-  // Every element NaN but those of rows within the lengths.
+  // Every element NaN except those of rows within the lengths.
   const Shape o = {false, p.heads_q, p.dim_v, false};
   const TensorView d_o = Make(o, p.o_dtype(), {nullptr, a.o.stride_b, a.o.stride_h, a.o.stride_l});
   std::fill(blocks_.back().begin(), blocks_.back().end(), std::byte{0xff});

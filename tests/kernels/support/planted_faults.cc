@@ -61,7 +61,7 @@ float* BiasOf(const OwnedAttention& owned, int64_t b, int64_t h, int64_t i) {
 
 bool IsHidden(const Case& c, int64_t j) { return c.left ? j < kHidden : j >= kKeys - kHidden; }
 
-// Keys that point the other way, at scores of -1e6 or (16 bits) what the dtype has.
+// Keys that point the other way, at scores of -1e6 or (16 bits) the dtype's limit.
 void HideByScores(const Case& c, OwnedAttention* owned) {
   const Attention& a = owned->attention;
   for (int64_t b = 0; b < a.problem.batch; ++b) {
@@ -155,12 +155,12 @@ void ExpectPlantedFaultsCaught(DType dtype, const std::function<bool(OwnedAttent
     if (!run(&owned)) continue;
     const RowsReport report = CheckAllRows(owned.attention);
     EXPECT_TRUE(report.ok) << report.detail;
-    // At -1e4 fp32 still knows the weights to 0.1 % or so.
+    // At -1e4 fp32 still determines the weights to 0.1 % or so.
     if (c.bias < -1e4f) {
       EXPECT_EQ(report.rows_wide, c.whole_row && std::isfinite(c.bias) ? 1 : 0);
     }
     for (int n = 0; n < 4; ++n) {
-      // Under ALiBi row 4 is the one that sees the last key best.
+      // Under ALiBi row 4 is the one that gives the last key the largest weight.
       PlantInRow(&owned, {draw(2), draw(2), 1 + draw(4)}, draw(kDimV), 1e-4f);
     }
   }

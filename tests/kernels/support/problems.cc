@@ -104,7 +104,7 @@ Problem Complete(const ProblemSpec& spec) {
   return p;
 }
 
-// Writes the row at `base`; what is not written stays NaN.
+// Writes the row at `base`; all other bytes stay NaN.
 void FillRow(const ConstTensorView& view, DType dtype, int64_t base, int64_t dim, double magnitude,
              Values* values) {
   for (int64_t d = 0; d < dim; ++d) {
@@ -172,7 +172,7 @@ void FillBias(const ProblemSpec& spec, const Attention& a, uint64_t seed) {
   }
 }
 
-// One page among the others is nobody's.
+// One page among the others belongs to no sequence.
 struct Pages {
   int64_t stride = 0;  // of the table
   int64_t count = 0;

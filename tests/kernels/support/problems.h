@@ -112,6 +112,10 @@ OwnedAttention MakeAttention(const ProblemSpec& spec, uint64_t seed);
 void Set(const Attention& attention, void* element, float value);
 float Get(const Attention& attention, const void* element);
 
+// Sets elements of Q, K and V, drawn from `seed`, to NaN, Inf of either sign or a subnormal number:
+// a few or many, of one input or of all.
+void SetSpecials(OwnedAttention* owned, uint64_t seed);
+
 // A random seed, or ATTEND_TEST_SEED if set; print it on failure.
 uint64_t FreshSeed();
 

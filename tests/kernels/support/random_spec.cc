@@ -36,7 +36,7 @@ class Draw {
   std::mt19937_64 engine_;
 };
 
-// Lengths stay what they are and the rest shrinks, so that long rows are met too.
+// Lengths are kept and the rest shrinks, so that long rows occur too.
 void Shrink(Problem* p, double work_max) {
   const auto work = [p] {
     return static_cast<double>(p->batch * p->heads_q * p->len_q) *
@@ -94,7 +94,7 @@ void DrawFeatures(Draw* draw, ProblemSpec* spec) {
   spec->bias_masked_share = draw->Chance(0.5) ? 0.3 : (draw->Chance(0.2) ? 1.0 : 0.0);
   spec->alibi_per_sequence = draw->Chance(0.5);
   spec->misaligned_elements = draw->Chance(0.5) ? 0 : draw->Range(1, 7);
-  if (draw->Chance(0.15)) spec->magnitude_q = 300;  // sharp: one key takes it all
+  if (draw->Chance(0.15)) spec->magnitude_q = 300;  // sharp: one key takes all the weight
   p.o_float32 = draw->Chance(0.2);
 }
 

@@ -36,7 +36,7 @@ bool IsIn(const Column& column, const JudgedKernel& kernel) {
   return column.rounded ? kernel.rounded : kernel.unrounded;
 }
 
-// One row, answered for `faulty` and judged for what was asked.
+// One row, computed for `faulty` and judged for the original problem.
 bool SeenInRow(Kernels kernels, const Column& column, const ProblemSpec& spec, uint64_t seed,
                const std::function<void(Attention*)>& change,
                const std::function<void(const Attention&)>& spoil = nullptr) {
@@ -95,7 +95,8 @@ ProblemSpec GradientsSpec(const Column& column) {
   return MakeSpec(1, 2, 1, 24, 64, 32, 32, column.dtype);
 }
 
-// The gradients of `change`'s problem and loss, judged by what was asked. All biases are `bias`.
+// The gradients of `change`'s problem and loss, judged for the original problem. All biases are
+// `bias`.
 bool SeenInGradients(Kernels kernels, const Column& column, const ProblemSpec& spec, uint64_t seed,
                      const std::function<void(Attention*, Gradients*)>& change, float bias = 0) {
   const auto make = [&] {
@@ -133,7 +134,7 @@ bool ScaleOfGradientsIsWrong(Kernels kernels, const Column& column, double size,
       [size](Attention* a, Gradients*) { a->problem.scale *= static_cast<float>(1 + size); });
 }
 
-// As of a part of the keys, LSE is taken as it is.
+// As with a part of the keys, LSE is taken as given.
 bool WeightsSumToMore(Kernels kernels, const Column& column, double size, uint64_t seed) {
   return SeenInGradients(kernels, column, GradientsSpec(column), seed,
                          [size](Attention* a, Gradients*) {

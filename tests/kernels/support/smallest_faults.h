@@ -27,7 +27,7 @@ size_t CountSmallestFaults();
 // Expects a line of the table to be true for each of the kernels.
 void ExpectSmallestFault(size_t line, std::span<const JudgedKernel> kernels);
 
-// Prints the table as it would be true for them.
+// Prints the table with the values measured for them.
 void PrintSmallestFaults(std::span<const JudgedKernel> kernels);
 
 }  // namespace attend::test

@@ -20,7 +20,7 @@ float Flushed(float x) {
 
 float Widened(uint16_t word) { return Flushed(std::bit_cast<float>(uint32_t{word} << 16)); }
 
-// Where the compiler has fused multiply-adds for this machine, they take no call.
+// If the compiler has fused multiply-adds for this machine, they are not library calls.
 #if defined(__x86_64__)
 __attribute__((target("avx2,fma")))
 #endif

@@ -20,7 +20,7 @@ const cpu_flash::TileUnit& TwinTileUnit();
 // Whether it runs here: on x86 it is compiled for AVX2 and FMA.
 bool TwinRuns();
 
-// The twin in the machine's place while this lives.
+// Replaces the machine's tile unit by the twin while this lives.
 class WithTwinTiles {
  public:
   WithTwinTiles() { cpu_flash::UseTileUnitForTest(&TwinTileUnit()); }

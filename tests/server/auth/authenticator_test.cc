@@ -135,7 +135,7 @@ TEST_F(AuthenticatorTest, OnlyACallerWithTheRightMayNameAnotherTenant) {
        Line("gate", kOther, "tenant=green scopes=compute any-tenant"));
   EXPECT_EQ(Ask("Bearer " + kToken, Scope::kCompute, "blue").caller.tenant, 1);
   // The message is the same whether such a tenant exists or not.
-  for (const char* other : {"green", "default", "nobody", "", "Blue"}) {
+  for (const char* other : {"green", "default", "unknown", "", "Blue"}) {
     ExpectRefused(
         Ask("Bearer " + kToken, Scope::kCompute, other), CallerRefusal::kTenant,
         "the caller belongs to tenant \"blue\" and may not call for another (x-attend-tenant)");
@@ -145,7 +145,7 @@ TEST_F(AuthenticatorTest, OnlyACallerWithTheRightMayNameAnotherTenant) {
   // A refusal is charged to the caller's own tenant.
   EXPECT_EQ(Ask("Bearer " + kOther, Scope::kSessions, "blue").caller.tenant, 2);
   EXPECT_TRUE(Ask("Bearer " + kOther).caller.for_others);
-  ExpectRefused(Ask("Bearer " + kOther, Scope::kCompute, "nobody"), CallerRefusal::kTenant,
+  ExpectRefused(Ask("Bearer " + kOther, Scope::kCompute, "unknown"), CallerRefusal::kTenant,
                 "x-attend-tenant names none of the server's tenants");
 }
 

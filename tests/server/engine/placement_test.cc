@@ -114,17 +114,5 @@ TEST_F(PlacementTest, GathersOnlyIfNothingElseReadsTheBlock) {
   EXPECT_FALSE(placement().may_gather) << "one of the two cannot";
 }
 
-// Once tensors are left where they arrived, no later decision may need them in a block.
-TEST_F(PlacementTest, AGatheredRequestStaysGathered) {
-  AddGathering("cuda:0");
-  AddGathering("cuda:1");
-  Add("cpu", DeviceKind::kCpu);
-  request_.source.Gather({});
-  ASSERT_TRUE(Decide().ok());
-  EXPECT_EQ(chosen(), (std::vector<int>{0, 1}));
-  devices_[0].healthy = devices_[1].healthy = false;
-  EXPECT_EQ(Decide().code(), Code::kUnavailable);
-}
-
 }  // namespace
 }  // namespace attend

@@ -108,7 +108,7 @@ TEST(TenantBounds, ErrorsNameLineKeyValueAndBound) {
       {"= 1", "must be one of"},
       {"streams = 1\nstreams = 2", "line 2: streams is given twice"},
       {"[research]\n[research]", "line 2: [research] is given twice"},
-      {"[nobody]", "line 1: [nobody] must be a tenant that --tenant names"},
+      {"[unknown]", "line 1: [unknown] must be a tenant that --tenant names"},
       {"[]", "must be a tenant"},
       {"[research", "must be [TENANT]"},
       {"bytes-burst = 1", "line 1: bytes-burst is \"1\", must be none without bytes-per"},

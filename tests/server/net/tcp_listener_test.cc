@@ -71,6 +71,30 @@ TEST(TcpListenerTest, AcceptedSocketsHaveKeepalive) {
   EXPECT_EQ(option(IPPROTO_TCP, TCP_NODELAY), 1);
 }
 
+TEST(PeerTest, OnlyLoopbackAddressesAreOfThisHost) {
+  const auto is_loopback = [](int family, const char* text) {
+    sockaddr_storage address{};
+    address.ss_family = static_cast<sa_family_t>(family);
+    void* const to = family == AF_INET
+                         ? static_cast<void*>(&reinterpret_cast<sockaddr_in&>(address).sin_addr)
+                         : &reinterpret_cast<sockaddr_in6&>(address).sin6_addr;
+    EXPECT_EQ(inet_pton(family, text, to), 1) << text;
+    return IsLoopbackAddress(address);
+  };
+  for (const char* const local : {"127.0.0.1", "127.1.2.3"}) {
+    EXPECT_TRUE(is_loopback(AF_INET, local)) << local;
+  }
+  for (const char* const local : {"::1", "::ffff:127.0.0.1"}) {
+    EXPECT_TRUE(is_loopback(AF_INET6, local)) << local;
+  }
+  for (const char* const remote : {"10.0.0.1", "128.0.0.1", "12.7.0.1"}) {
+    EXPECT_FALSE(is_loopback(AF_INET, remote)) << remote;
+  }
+  for (const char* const remote : {"::12", "fe80::1", "2001:db8::1", "::ffff:10.0.0.1"}) {
+    EXPECT_FALSE(is_loopback(AF_INET6, remote)) << remote;
+  }
+}
+
 TEST(PeerOfTest, MappedAddressesAreIpv4) {
   const Result<TcpListeners> any = ListenTcp("0.0.0.0:0");
   ASSERT_TRUE(any.ok());

@@ -224,16 +224,22 @@ TEST_F(InferRequestTest, RefusesWrongParameters) {
   const Code invalid = Code::kInvalidArgument;
   ExpectRefused(with("sofcap", number(1)), invalid, "parameter sofcap is unknown");
   ExpectRefused(with("triton_x", number(1)), invalid, "parameter triton_x is unknown");
-  ExpectRefused(with("scale", text("much")), invalid, "parameter scale must be a number");
+  ExpectRefused(with("alibi_slopes", number(1)), invalid, "parameter alibi_slopes is unknown");
+  ExpectRefused(with("scale", text("much")), invalid,
+                "parameter scale is \"much\", must be a number");
   ExpectRefused(with("scale", text("1e300")), invalid, "scale is inf");
   ExpectRefused(with("softcap", number(-1)), invalid, "softcap is -1");
-  ExpectRefused(with("causal", text("true")), invalid, "parameter causal must be false for model");
-  ExpectRefused(with("alignment", text("left")), invalid, "parameter alignment must be");
+  ExpectRefused(with("softcap", text("1e-50")), invalid, "softcap is 1e-45");
+  ExpectRefused(with("causal", text("true")), invalid,
+                "parameter causal is \"true\", must be false for model");
+  ExpectRefused(with("alignment", text("left")), invalid,
+                "parameter alignment is \"left\", must be");
   ExpectRefused(with("window_left", number(-2)), invalid, "mask.window_left is -2");
-  ExpectRefused(with("priority", number(202)), invalid, "parameter priority must be");
-  ExpectRefused(with("timeout", number(-1)), invalid, "parameter timeout must be");
-  ExpectRefused(with("o_dtype", text("INT8")), invalid, "parameter o_dtype must be \"FP32\"");
-  ExpectRefused(with("kernel", number(1)), invalid, "parameter kernel must be a string");
+  ExpectRefused(with("priority", number(202)), invalid, "parameter priority is 202, must be an");
+  ExpectRefused(with("timeout", number(-1)), invalid, "parameter timeout is -1, must be");
+  ExpectRefused(with("o_dtype", text("INT8")), invalid,
+                "parameter o_dtype is \"INT8\", must be \"FP32\"");
+  ExpectRefused(with("kernel", number(1)), invalid, "parameter kernel is 1, must be a string");
   ExpectRefused(with("sequence_id", number(7)), Code::kUnimplemented, "sessions are in attend.v1");
 }
 

@@ -200,7 +200,7 @@ TEST_F(InferenceServiceTest, ComputesInGpuMemoryOfClients) {
   EXPECT_EQ(Infer(request, &response).error_code(), StatusCode::NOT_FOUND);
 }
 
-TEST_F(InferenceServiceTest, IsOffUnlessAskedFor) {
+TEST_F(InferenceServiceTest, IsDisabledByDefault) {
   Start();
   const auto oip = GRPCInferenceService::NewStub(server_->Connect());
   grpc::ClientContext context;

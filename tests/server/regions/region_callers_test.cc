@@ -88,7 +88,7 @@ TEST_F(RegionCallersTest, AnEndedConnectionKeepsItsPlaceUntilItsClientClosesIt) 
   socket_.reset();  // destroyed before the variables it reads
 }
 
-TEST_F(RegionCallersTest, ATenantsLimitOnConnections) {
+TEST_F(RegionCallersTest, ATenantsLimitOnConnectionsIsEnforced) {
   std::vector<TenantBounds> bounds(2);
   bounds[1][Limit::kConnections] = 1;
   TenantLimits limits(bounds, clock_);

@@ -44,7 +44,7 @@ TEST(MemfdMemoryTest, TheFileIsSealedAndItsBytesAreShared) {
   EXPECT_EQ(errno, EPERM);
   EXPECT_NE(ftruncate(file, 2 * bytes), 0);
   EXPECT_EQ(errno, EPERM);
-  EXPECT_NE(fcntl(file, F_ADD_SEALS, F_SEAL_WRITE), 0) << "nobody seals what the server writes";
+  EXPECT_NE(fcntl(file, F_ADD_SEALS, F_SEAL_WRITE), 0) << "the server could not write any more";
   char* const server = static_cast<char*>(mapping->data);
   EXPECT_EQ(server[bytes - 1], 0);
   char* const client = static_cast<char*>(

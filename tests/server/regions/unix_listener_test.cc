@@ -126,7 +126,7 @@ TEST_F(UnixListenerTest, FoldersWritableByOthersAreRefused) {
   EXPECT_NE(refused.message().find("is writable by other users"), std::string::npos)
       << refused.message();
   ASSERT_EQ(chmod(open.c_str(), 01777), 0);
-  EXPECT_TRUE(Start().ok()) << "nobody replaces another's file in a sticky folder";
+  EXPECT_TRUE(Start().ok()) << "a sticky folder keeps other users from replacing it";
   listener_.reset();
   path_ = open / std::string(120, 'x');
   EXPECT_NE(Start().message().find("must have 1 to 107"), std::string::npos);

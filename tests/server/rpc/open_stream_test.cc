@@ -6,6 +6,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -13,11 +15,15 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 
+#include "attend/v1/attention.pb.h"
 #include "server/auth/authenticator.h"
+#include "server/rpc/chunked_stream.h"
 #include "server/rpc/stream_call.h"
-#include "server/wire/request_codec.h"
+#include "server/util/thresholds.h"
 #include "tests/server/support/context_fixture.h"
+#include "tests/server/support/silent_call.h"
 #include "tests/server/support/temporary_directory.h"
 
 namespace attend {
@@ -26,46 +32,16 @@ namespace {
 constexpr char kMethod[] = "/attend.v1.AttentionService/AttendStream";
 const std::string kToken = "attend_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
-// A call whose client sends nothing.
-class SilentCall final : public ServerCall {
- public:
-  explicit SilentCall(const std::string& token) {
-    metadata_.Add(kAuthorizationMetadataKey, "Bearer " + token);
-  }
-  const std::string& path() const override { return path_; }
-  const CallMetadata& metadata() const override { return metadata_; }
-  const ConnectionPeer& peer() const override { return peer_; }
-  TimePoint deadline() const override { return kNever; }
-  void Read() override { reads_ = true; }
-  void Write(OutMessage) override { ADD_FAILURE() << "an answer"; }
-  void AddHeader(std::string_view, std::string_view) override {}
-  void Finish(CallEnd end) override { end_ = std::move(end); }
-  void Cancel() override {}
-  bool cancelled() const override { return false; }
-
-  // The status that the stream ends with.
-  Status End(CallHandler& handler) {
-    if (reads_) handler.OnHalfClose();
-    if (!end_) return Internal("it has not ended");
-    handler.OnDone();
-    return end_->status;
-  }
-
- private:
-  const std::string path_ = kMethod;
-  CallMetadata metadata_;
-  const ConnectionPeer peer_{.address = "unix:1"};
-  bool reads_ = false;
-  std::optional<CallEnd> end_;
-};
-
 class OpenStreamTest : public test::ContextTest {
  protected:
   OpenStreamTest() {
     SetScopes("compute,info");
     Authenticator::Options options;
     options.file = file_;
-    options.now = [] { return WallTime(); };
+    options.now = [this] {
+      if (while_checked_) while_checked_();
+      return WallTime();
+    };
     authenticator_ = *Authenticator::Load(options);
     context_.authenticator = authenticator_.get();
   }
@@ -87,12 +63,13 @@ class OpenStreamTest : public test::ContextTest {
   // How a stream ends. `between` is called after the caller has been identified, before the stream
   // is registered for rechecks.
   Status Open(const std::function<void()>& between) {
-    SilentCall call(kToken);
-    H2Wire wire(call);
+    test::SilentCall call(kMethod, kToken, {.address = "unix:test", .local = true});
+    WireCall wire(call);
     const auto make = [&](const Caller& caller, CountHold hold) {
       between();
-      return new StreamCall(context_, FactsOfStream(context_, kMethod, caller, wire),
-                            AttendFormat(), std::nullopt, std::move(wire), std::move(hold));
+      return StreamCall::Own(std::make_shared<StreamCall>(
+          context_, FactsOfStream(context_, kMethod, caller, wire), AttendFormat(), std::nullopt,
+          std::move(wire), std::move(hold)));
     };
     return call.End(*BeginStream(context_, kMethod, wire, make));
   }
@@ -100,6 +77,7 @@ class OpenStreamTest : public test::ContextTest {
   test::TemporaryDirectory directory_;
   const std::string file_ = directory_.path() / "tokens";
   std::unique_ptr<Authenticator> authenticator_;
+  std::function<void()> while_checked_;
 };
 
 TEST_F(OpenStreamTest, StaysOpenIfNothingChanges) {
@@ -121,6 +99,50 @@ TEST_F(OpenStreamTest, EndsIfItsCallerLosesTheScopeBeforeItIsRegistered) {
     Reload();
   });
   EXPECT_EQ(status.code(), Code::kPermissionDenied) << status.message();
+}
+
+struct OtherStream : TransferStream {
+  void Advance() override {}
+};
+
+// The check reads the call's metadata, which end with the call.
+TEST_F(OpenStreamTest, AJoiningStreamDoesNotEndWhileItsCallerIsChecked) {
+  test::SilentCall first("", "");
+  const WireCall first_wire(first);
+  const auto transfer = std::make_shared<ChunkedTransfer>(
+      context_, CallFacts{.method = kMethod}, first_wire, kNever, std::make_shared<OtherStream>());
+  v1::AttendChunkedRequest join;
+  join.set_token(*chunked_.Add(transfer));
+  // Too long to be read on the transport's loop, which could not end the call meanwhile.
+  join.GetReflection()->MutableUnknownFields(&join)->AddLengthDelimited(
+      2000, std::string(thresholds::kOwnThreadBytesMax, ' '));
+  const std::string bytes = join.SerializeAsString();
+
+  CallTable table(context_);
+  ChunkedStream::Add(table);
+  test::SilentCall call("/attend.v1.AttentionService/AttendChunked", kToken,
+                        {.address = "unix:test", .local = true});
+  CallHandler* const handler = table.Begin(call);
+  enum { kNotYet, kDuring, kAfter };
+  std::atomic<int> check{kNotYet};
+  bool ended = false;
+  while_checked_ = [&] {
+    check.store(kDuring);
+    check.notify_all();
+    for (int n = 0; n < 50 && !call.ended(); ++n) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ended = call.ended();
+    check.store(kAfter);
+    check.notify_all();
+  };
+  handler->OnMessage({{}, {{bytes, nullptr}}});
+  check.wait(kNotYet);
+  transfer->Fail(Internal("planted fault"));
+  transfer->Placed(0);  // its header, which no thread admits here
+  EXPECT_EQ(call.AwaitEnd(*handler).code(), Code::kInternal);
+  check.wait(kDuring);
+  EXPECT_FALSE(ended);
 }
 
 }  // namespace

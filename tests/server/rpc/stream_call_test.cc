@@ -64,7 +64,7 @@ TEST(StreamTest, PipelinesAndAnswersAll) {
     const auto found = problems.find(response.request_id());
     EXPECT_FALSE(response.has_status()) << response.status().message();
     if (found == problems.end()) {
-      ADD_FAILURE() << "nobody asked for " << response.request_id();
+      ADD_FAILURE() << "unrequested answer " << response.request_id();
       continue;
     }
     EXPECT_EQ(test::Judge(found->second, response), "");

@@ -118,7 +118,7 @@ TEST_F(EvictionTest, ASessionBeingTruncatedIsNotEvicted) {
   EXPECT_EQ(cut->length, 10 * kRows - 1);
 }
 
-TEST_F(EvictionTest, EndingManySessionsAtOnceLetsOtherCallsIn) {
+TEST_F(EvictionTest, EndingManySessionsDoesNotBlockOtherCalls) {
   SessionOptions options{.tenant_weights = {1}};
   options.pages_slice = 4;
   Start(options);

@@ -188,7 +188,7 @@ TEST_F(SessionDraftsTest, AFailedCopyLeavesTheSession) {
   EXPECT_EQ(table_->memory(0).used_bytes, 0);
 }
 
-TEST_F(SessionDraftsTest, WhatIsNoDraftIsRefused) {
+TEST_F(SessionDraftsTest, InvalidDraftsAreRefused) {
   const std::string id = Make(40);
   EXPECT_EQ(Refusal(id, 30, {3, 3}, Code::kInvalidArgument),
             "kept[1] is 3, must be in [4, 1023]: ascending, of at most 1024 tokens");

@@ -100,7 +100,7 @@ std::vector<Setting> WorkSettings() {
       {"reference-check", "sample:0.25", [](const C& c) { return c.check_sample == 0.25; },
        "sample:1.5"},
       {"check-seed", "18446744073709551615", [](const C& c) { return c.check_seed == UINT64_MAX; },
-       "x"},
+       "-1"},
       {"check-threads", "2", [](const C& c) { return c.check_threads == 2; }, "0"},
       {"max-checks", "5", [](const C& c) { return c.max_checks == 5; }, "0"},
       {"max-request-gflop", "0.5", [](const C& c) { return c.max_request_gflop == 0.5; }, "-1"},

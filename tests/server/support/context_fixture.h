@@ -29,12 +29,11 @@ class ContextTest : public EngineTest {
   WorkerThreads workers_{"test", 1};
   CallQueue queue_{workers_, {1}, clock_};
   ChunkedRegistry chunked_{ChunkedOptions(), clock_, RandomToken};
-  AnswerWatch answers_{Duration::zero(), clock_, [](const std::string&) {}};
   RequestReader reader_{Started(), workers_, clock_,  RequestReader::Limits{.tenant_weights = {1}},
                         limits_,   nullptr,  nullptr, nullptr};
-  ServiceContext context_{*engine_, reader_, metrics_, workers_, queue_, chunked_, answers_,
-                          clock_,   logger_, limits_,  64,       {},     nullptr,  {},
-                          nullptr,  nullptr, nullptr,  nullptr,  {}};
+  ServiceContext context_{*engine_, reader_, metrics_, workers_, queue_, chunked_,
+                          clock_,   logger_, limits_,  64,       {},     nullptr,
+                          nullptr,  nullptr, nullptr,  {}};
 };
 
 }  // namespace attend::test

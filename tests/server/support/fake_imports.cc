@@ -61,7 +61,7 @@ Result<ImportedMemory> FakeBackend::ImportMemory(std::string_view handle) {
   ATTEND_RETURN_IF_ERROR(memory_imports_.Next());
   ATTEND_RETURN_IF_ERROR(import_refusal_);
   const auto found = lent_.find(handle);
-  if (found == lent_.end()) return InvalidArgument("the memory's handle is nobody's");
+  if (found == lent_.end()) return InvalidArgument("the memory handle is unknown");
   ++imported_memory_[found->second.data];
   return found->second;
 }
@@ -76,7 +76,7 @@ Result<std::unique_ptr<DeviceEvent>> FakeBackend::ImportEvent(std::string_view h
   const std::lock_guard lock(mutex_);
   ATTEND_RETURN_IF_ERROR(event_imports_.Next());
   if (events_.find(handle) == events_.end()) {
-    return InvalidArgument("the event's handle is nobody's");
+    return InvalidArgument("the event handle is unknown");
   }
   ++imported_events_;
   return std::unique_ptr<DeviceEvent>(std::make_unique<FakeEvent>(*this, std::string(handle)));

@@ -64,6 +64,8 @@ class Http2Client {
 
   const Answer& answer(int32_t id) { return answers_[id]; }
   uint32_t streams_max() const;  // as announced by the server
+  // How many bytes it may send at once, over all streams.
+  int64_t window_bytes() const { return nghttp2_session_get_remote_window_size(session_); }
   const std::vector<std::pair<int32_t, uint32_t>>& goaways() const { return goaways_; }
   int64_t pings_answered() const { return pings_answered_; }
   // The types of all received frames.

@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -61,12 +62,18 @@ class ListenerFixture : public ::testing::Test {
       changed_.notify_all();
       if (refusing_) taken_.back().Reset();
       if (refusing_) return std::shared_ptr<ConnectionUse>();
-      return uses_.empty() ? std::make_shared<ConnectionUse>() : uses_[taken_.size() - 1].use;
+      const auto use = std::make_shared<ConnectionUse>(socket);
+      use->spoke = !silent_;
+      if (!uses_.empty()) use->marks = uses_[taken_.size() - 1].marks;
+      return handed_.emplace_back(use);
     };
-    callbacks.end = [this](int socket, ino_t, ClientRefusal) {
-      shutdown(socket, SHUT_RDWR);
+    callbacks.end = [this](const ConnectionUse& use, ConnectionRefusal reason) {
       const std::lock_guard lock(mutex_);
-      ended_.push_back(socket);
+      reasons_.push_back(reason);
+      use.WhileOpen([this](int socket) {
+        shutdown(socket, SHUT_RDWR);
+        ended_.push_back(socket);
+      });
       changed_.notify_all();
     };
     callbacks.changed = [this](bool accepting) {
@@ -75,10 +82,7 @@ class ListenerFixture : public ::testing::Test {
       changed_.notify_all();
     };
     Result<std::unique_ptr<Listener>> listener =
-        Listener::Start({{connections, per_peer},
-                         std::chrono::seconds(20),
-                         std::chrono::seconds(60),
-                         message_timeout_},
+        Listener::Start({{connections, per_peer}, std::chrono::seconds(60)},
                         {tcp_.sockets[0].get()}, callbacks, metrics_, logger_, clock_);
     ASSERT_TRUE(listener.ok()) << listener.status().message();
     listener_ = std::move(*listener);
@@ -112,6 +116,7 @@ class ListenerFixture : public ::testing::Test {
   }
   void CloseTaken(size_t n) {
     const std::lock_guard lock(mutex_);
+    handed_[n - 1]->End();
     taken_[n - 1].Reset();
   }
   // Advances time until the listener reports the text.
@@ -127,11 +132,8 @@ class ListenerFixture : public ::testing::Test {
 
   struct Use {
     std::shared_ptr<ConnectionMarks> marks = std::make_shared<ConnectionMarks>();
-    std::shared_ptr<ConnectionUse> use = std::make_shared<ConnectionUse>();
-    Use() { use->marks = marks; }
   };
 
-  Duration message_timeout_ = std::chrono::hours(24);
   Logger logger_{{}, std::make_shared<spdlog::sinks::null_sink_mt>()};
   Metrics metrics_{"test"};
   ManualClock clock_;
@@ -139,9 +141,12 @@ class ListenerFixture : public ::testing::Test {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<UniqueFd> taken_;
+  std::vector<std::shared_ptr<ConnectionUse>> handed_;
   std::vector<int> ended_;
-  bool refusing_ = false;  // handed-over sockets are closed
-  std::vector<Use> uses_;  // by order of acceptance
+  std::vector<ConnectionRefusal> reasons_;  // of those
+  bool refusing_ = false;                   // handed-over sockets are closed
+  std::atomic<bool> silent_ = false;        // no frame comes on the next connections
+  std::vector<Use> uses_;                   // by order of acceptance
   std::vector<bool> accepting_;
   std::unique_ptr<Listener> listener_;
 };

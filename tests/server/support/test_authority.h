@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "server/tls/openssl_free.h"
-#include "server/tls/self_signed.h"
+#include "tests/server/support/self_signed.h"
 
 namespace attend::test {
 

@@ -23,9 +23,9 @@
 #include <utility>
 
 #include "server/tls/openssl_free.h"
-#include "server/tls/self_signed.h"
 #include "server/tls/tls_context.h"
 #include "server/util/unique_fd.h"
+#include "tests/server/support/self_signed.h"
 
 namespace attend::test {
 

@@ -17,7 +17,6 @@
 #include "server/tls/client_trust.h"
 #include "server/tls/openssl_free.h"
 #include "server/tls/tls_certificates.h"
-#include "server/tls/tls_clients.h"
 #include "server/transport/tls_channel.h"
 #include "tests/server/support/test_authority.h"
 #include "tests/server/support/tls_client.h"
@@ -27,10 +26,8 @@ namespace attend::test {
 class TlsEnds {
  public:
   // A client that presents this certificate. `certificates` must outlive this.
-  TlsEnds(const TlsCertificates& certificates, std::shared_ptr<TlsClients> clients,
-          const KeyAndCertificate& shown)
+  TlsEnds(const TlsCertificates& certificates, const KeyAndCertificate& shown)
       : certificates_(certificates),
-        clients_(std::move(clients)),
         generation_(certificates.generation()),
         context_(certificates.current()) {
     auto [ours, theirs] = MakeSockets();
@@ -52,12 +49,11 @@ class TlsEnds {
     const TlsChannel::Step step = channel_->Handshake();
     if (step == TlsChannel::Step::kFailed) refused_.push_back(channel_->wrong());
     if (step != TlsChannel::Step::kDone) return false;
-    trust_ = std::make_unique<ClientTrust>(certificates_, clients_,
-                                           MakeTlsClient(channel_->ssl(), channel_->socket(), 0),
-                                           generation_);
+    trust_ = std::make_unique<ClientTrust>(certificates_, channel_->ssl(), generation_);
     return Serves();
   }
-  // Whether its client may still be served, as is checked before each read.
+  // Whether its client may still be served, as is checked before each read and after each change of
+  // the files.
   bool Serves() {
     return trust_ != nullptr &&
            trust_->IsTrusted([this](const std::string& why) { refused_.push_back(why); });
@@ -87,7 +83,6 @@ class TlsEnds {
 
   const SteadyClock clock_{};
   const TlsCertificates& certificates_;
-  const std::shared_ptr<TlsClients> clients_;
   const uint64_t generation_;
   const std::shared_ptr<const TlsContext> context_;
   std::vector<std::string> refused_;

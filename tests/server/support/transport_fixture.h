@@ -171,6 +171,35 @@ struct ConnectedClient {
   }
 };
 
+// Allows this many open calls, and counts. Its connection may end after the test's body.
+struct CountingGuard final : ConnectionGuard {
+  struct Counts {
+    std::atomic<int64_t> open{0}, bytes{0}, kept{0}, ended{0}, failed{0}, stalled{0}, spoke{0},
+        silent{0};
+  };
+  CountingGuard(std::shared_ptr<Counts> its_counts, int64_t its_most)
+      : shared(std::move(its_counts)), counts(*shared), most(its_most) {}
+  Status OpenCall() override {
+    if (counts.open.load() >= most) return ResourceExhausted("too many calls");
+    counts.open.fetch_add(1);
+    return Status();
+  }
+  void CloseCall() override { counts.open.fetch_sub(1); }
+  void OnFirstFrame() override { counts.spoke.fetch_add(1); }
+  void OnMessageBytes(int64_t bytes) override { counts.bytes.fetch_add(bytes); }
+  void OnKept(int64_t bytes) override { counts.kept.fetch_add(bytes); }
+  void OnEnd(const Status& why) override {
+    counts.ended.fetch_add(1);
+    counts.failed.fetch_add(why.ok() ? 0 : 1);
+    counts.stalled.fetch_add(why.code() == Code::kDeadlineExceeded ? 1 : 0);
+    counts.silent.fetch_add(why.code() == Code::kUnavailable ? 1 : 0);
+  }
+
+  const std::shared_ptr<Counts> shared;
+  Counts& counts;
+  const int64_t most;
+};
+
 class TransportFixture : public ::testing::Test {
  protected:
   void Start() {

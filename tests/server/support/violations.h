@@ -110,7 +110,6 @@ class ViolationServer final : public Http2Session::Owner {
   Http2Stream* OnRequest(int32_t id, RequestHead&&) override {
     return (requests_[id] = std::make_unique<Request>()).get();
   }
-  void OnGrant(int32_t, int64_t) override {}
 
   void Drop() {
     std::array<iovec, 1> first;

@@ -183,11 +183,11 @@ TEST_F(CudaIpcTest, ImportsThatDoNotFitAreRefused) {
   refuse(lent, Code::kNotFound,
          "GPU-abababab-abab-abab-abab-abababababab, this server computes on cpu");
   lent = ImportOf(memory, 0, 65536);
-  lent.set_memory_handle("nobody's");
-  refuse(lent, Code::kInvalidArgument, "the memory's handle is nobody's");
+  lent.set_memory_handle("unknown");
+  refuse(lent, Code::kInvalidArgument, "the memory handle is unknown");
   lent = ImportOf(memory, 0, 65536);
-  lent.set_event_handle("nobody's");
-  refuse(lent, Code::kInvalidArgument, "the event's handle is nobody's");
+  lent.set_event_handle("unknown");
+  refuse(lent, Code::kInvalidArgument, "the event handle is unknown");
   refuse(ImportOf(memory, 0, 0), Code::kInvalidArgument, "bytes is 0");
   refuse(ImportOf(memory, 16, 256), Code::kInvalidArgument,
          "offset is 16, must be a multiple of 256");

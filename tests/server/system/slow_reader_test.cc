@@ -229,7 +229,7 @@ TEST_P(SlowReaderTest, LosesAnUnreadAnswerAfterTheTimeout) {
 
   const SlowReader second(server, GetParam(), large);
   await_held(1);
-  EXPECT_TRUE(server.server().Drain(std::chrono::minutes(2))) << "as nobody waits for its answer";
+  EXPECT_TRUE(server.server().Drain(std::chrono::minutes(2))) << "no client waits for its answer";
 }
 
 TEST_P(SlowReaderTest, IsNamedWhenItDelaysTheDrain) {

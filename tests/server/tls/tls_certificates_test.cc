@@ -18,7 +18,7 @@
 #include <string>
 
 #include "kernels/util/clock.h"
-#include "server/tls/self_signed.h"
+#include "tests/server/support/self_signed.h"
 
 namespace attend {
 namespace {
@@ -162,7 +162,8 @@ TEST_F(TlsCertificatesTest, StartErrorsNameTheSettingAndTheFile) {
   options.cert = folder_ / "nowhere";
   const auto loaded = TlsCertificates::Load(options, metrics_, logger_);
   ASSERT_FALSE(loaded.ok());
-  EXPECT_EQ(loaded.status().message(), "tls-cert " + options.cert + ": No such file or directory");
+  EXPECT_EQ(loaded.status().message(),
+            "tls-cert " + options.cert + " cannot be read: No such file or directory");
 }
 
 TEST_F(TlsCertificatesTest, TheThreadLoadsChanges) {

@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "server/tls/self_signed.h"
-#include "server/tls/tls_clients.h"
+#include "tests/server/support/self_signed.h"
 #include "tests/server/support/test_authority.h"
 
 namespace attend {
@@ -37,7 +36,8 @@ class VerifyErrorTest : public ::testing::Test {
     };
     const auto context = TlsContext::Make(texts, {}, std::time(nullptr));
     if (!context.ok()) return "no context: " + context.status().message();
-    std::unique_ptr<STACK_OF(X509), TlsClient::FreeChain> came;
+    const auto free = [](STACK_OF(X509) * all) { sk_X509_pop_free(all, X509_free); };
+    std::unique_ptr<STACK_OF(X509), decltype(free)> came(nullptr, free);
     if (!chain.empty()) came.reset(sk_X509_new_null());
     for (const std::string& each : chain) sk_X509_push(came.get(), CertificateOf(each).release());
     return (*context)->VerifyError(CertificateOf(shown).get(), came.get());

@@ -86,10 +86,13 @@ TEST_F(TlsHandshakesTest, HandsOverTheDataAfterTheHandshake) {
 
 TEST_F(TlsHandshakesTest, ASilentClientTimesOut) {
   Start(std::chrono::milliseconds(10));
-  const auto begun = Begin("peer");
-  begun->Wait();
-  EXPECT_FALSE(begun->established);
-  EXPECT_NE(begun->channel->wrong(), "");
+  for (const char* const said : {"", "\x16"}) {
+    const auto begun = Begin("peer", said);
+    begun->Wait();
+    EXPECT_FALSE(begun->established);
+    EXPECT_NE(begun->channel->wrong(), "");
+    EXPECT_EQ(begun->channel->spoke(), *said != 0);
+  }
 }
 
 TEST_F(TlsHandshakesTest, AClientThatLeavesIsNotAnError) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -217,6 +219,29 @@ TEST_F(CallsTest, WaitForClientsThatDoNotRead) {
   client->Reset(id);
   client.Write();
   EXPECT_TRUE(AllDone());
+}
+
+TEST_F(CallsTest, AreCancelledIfTheirAnswersAreNotRead) {
+  options_.connection.write_timeout = std::chrono::milliseconds(50);
+  std::atomic<int64_t> unread{0};
+  options_.connection.on_unread = [&](const std::string& peer) {
+    EXPECT_EQ(peer, "test:1");
+    unread.fetch_add(1);
+  };
+  ConnectedClient reads = Connect(), deaf = Connect();
+  const int32_t big = reads->Begin("/big");
+  reads->SendMessage(big, "x");
+  ASSERT_TRUE(reads.UntilClosed(big));
+  EXPECT_EQ(unread.load(), 0);
+  deaf->SendMessage(deaf->Begin("/flood"), "x", false);
+  deaf.Write();  // and reads nothing
+  EXPECT_TRUE(Eventually([&] { return methods_.counts.cancelled.load() == 1; }));
+  EXPECT_GE(unread.load(), 1);
+  EXPECT_TRUE(AllDone());
+  const int32_t again = reads->Begin("/echo");
+  reads->SendMessage(again, "x");
+  ASSERT_TRUE(reads.UntilClosed(again));
+  EXPECT_EQ(reads->answer(again).Status(), 0);
 }
 
 TEST_F(CallsTest, AreDoneOnceTheirAnswerIsInTheSocket) {

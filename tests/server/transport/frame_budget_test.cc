@@ -32,7 +32,7 @@ class FrameBudgetTest : public ::testing::Test {
                        .empty = {.per_second = 1, .burst = 4}}};
 };
 
-TEST_F(FrameBudgetTest, EndsAtItsBursts) {
+TEST_F(FrameBudgetTest, EndsAfterItsBursts) {
   EXPECT_EQ(CountUntilRefused(Head(NGHTTP2_PING, 8, 0), 100), 3 + kMore);
   EXPECT_EQ(CountUntilRefused(Head(NGHTTP2_RST_STREAM, 4), 100), 5 + kMore);
   EXPECT_EQ(CountUntilRefused(Head(NGHTTP2_SETTINGS, 0, 0), 100), 2 + kMore);

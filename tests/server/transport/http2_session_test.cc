@@ -53,7 +53,6 @@ class Http2SessionTest : public ::testing::Test, protected Http2Session::Owner {
     stream->head = std::move(head);
     return (streams_[id] = std::move(stream)).get();
   }
-  void OnGrant(int32_t id, int64_t bytes) override { granted_[id] += bytes; }
   Http2Session& session() {
     if (session_ == nullptr) {
       Http2Session::Owner& owner = *this;
@@ -88,7 +87,6 @@ class Http2SessionTest : public ::testing::Test, protected Http2Session::Owner {
   SteadyClock clock_;
   Http2Session::Limits limits_;
   std::map<int32_t, std::unique_ptr<Recorded>> streams_;
-  std::map<int32_t, int64_t> granted_;
   bool refuses_ = false;
   std::unique_ptr<Http2Session> session_;
 };
@@ -184,10 +182,9 @@ TEST_F(Http2SessionTest, OpensWindowsAsDataIsConsumed) {
   session().Consume(slow, 100000);
   ASSERT_TRUE(Exchange(client).ok());
   EXPECT_EQ(stream.came.size(), 250000u);
-  EXPECT_EQ(granted_[slow], 200000);
 }
 
-TEST_F(Http2SessionTest, AcceptsAndCountsPadding) {
+TEST_F(Http2SessionTest, AcceptsPadding) {
   limits_.stream_window_bytes = 100000;
   Http2Client client;
   client.Pad(200);
@@ -199,7 +196,6 @@ TEST_F(Http2SessionTest, AcceptsAndCountsPadding) {
   }
   // More than the window, which padding fills as well.
   EXPECT_EQ(streams_.at(id)->came.size(), 100000u);
-  EXPECT_GE(session().counts().padding_bytes, 1001 * 200);
 }
 
 TEST_F(Http2SessionTest, StopsAtItsOutputBound) {
@@ -237,6 +233,9 @@ TEST_F(Http2SessionTest, DrainsWhileServingStreamsOnTheirWay) {
   ASSERT_TRUE(Exchange(client).ok());
   ASSERT_EQ(client.goaways().size(), 2u);
   EXPECT_EQ(client.goaways()[1].first, second);
+  session().EndDrain();  // the drain timeout passes
+  ASSERT_TRUE(Exchange(client).ok());
+  EXPECT_EQ(client.goaways().size(), 2u);
   EXPECT_FALSE(session().over());
   for (const int32_t id : {first, second}) {
     session().RespondWhole(id, Metadata({":status", "200"}, {"grpc-status", "0"}));

@@ -73,7 +73,7 @@ void ExpectAllClose(const ProblemSpec& spec, uint64_t seed) {
   OwnedGradients want(a, seed + 1);
   for (const Way& way : kWays) {
     SCOPED_TRACE(NameOf(way));
-    const bool first = way.kernel == KernelId::kCudaFlashFp32;
+    const bool first = &way == kWays;
     OwnedGradients own(a, seed + 1);
     OwnedGradients& got = first ? want : own;
     if (!Takes(way, a, got.get())) continue;

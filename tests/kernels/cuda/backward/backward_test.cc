@@ -309,7 +309,6 @@ TEST(CudaBackward, UnsupportedPassesAreRefused) {
   EXPECT_EQ(cuda::BackwardWorkspaceBytes({&item, 1}).status().code(), Code::kInvalidArgument);
 }
 
-// After kernels with 16-bit products comes a launch with four units of work for each tile.
 TEST(CudaBackward, TilesAreBoundedByTheLargestLaunch) {
   cuda::BackwardItem item{};
   item.attention.problem = MakeSpec(1, 1, 1, 4, 4, 8, 8, DType::kBFloat16).problem;
@@ -318,13 +317,12 @@ TEST(CudaBackward, TilesAreBoundedByTheLargestLaunch) {
     item.attention.problem.batch = batch;
     return cuda::BackwardWorkspaceBytes({&item, 1}).ok();
   };
-  constexpr int64_t kMost = cuda::kLaunchTilesMax / 4;
-  for (const KernelId kernel : {KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
+  constexpr int64_t kMost = cuda::kLaunchTilesMax;
+  for (const KernelId kernel :
+       {KernelId::kCudaFlashFp32, KernelId::kCudaFlashSm80, KernelId::kCudaFlashSm90}) {
     EXPECT_TRUE(taken(kernel, kMost));
     EXPECT_FALSE(taken(kernel, kMost + 1));
   }
-  EXPECT_TRUE(taken(KernelId::kCudaFlashFp32, kMost + 1));
-  EXPECT_FALSE(taken(KernelId::kCudaFlashFp32, 4 * kMost + 1));
 }
 
 }  // namespace

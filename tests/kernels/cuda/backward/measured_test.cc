@@ -53,8 +53,8 @@ void ExpectSinkRight(const Attention& a, const Gradients& g, const Way& way) {
   EXPECT_EQ(GradientsJudge(a, sinks, FactorsOf(way, a.problem)).Fault(sinks), "");
 }
 
-// No element of dBias is off by more than a fiftieth of what its row has together: far less than
-// a weight of a wrong shift makes of it, and far more than rounding does.
+// No element of dBias may be off by more than a fiftieth of the sum of its row: far less than the
+// error from a weight with a wrong shift, and far more than rounding errors.
 void ExpectBiasNear(const Attention& a, const Gradients& g, const Way&) {
   for (int64_t i = 0; i < a.problem.len_q; ++i) {
     const std::vector<KeyGradient> keys = ReferenceKeyGradients(a, g, {0, 0, i});

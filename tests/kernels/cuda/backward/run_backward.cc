@@ -82,7 +82,8 @@ int ComputeCapabilityMajor() {
 }  // namespace
 
 std::string NameOf(const Way& way) {
-  return std::string(KernelName(way.kernel)) + (way.room_for_turns ? "" : " without turns");
+  return std::string(KernelName(way.kernel)) + (way.room_for_turns ? "" : " without turns") +
+         (way.block_bytes_max == 0 ? "" : " in small tiles");
 }
 
 struct BackwardRun::Memory {
@@ -108,7 +109,8 @@ Status BackwardRun::Prepare() {
   Memory& m = *memory_;
   ATTEND_RETURN_IF_ERROR(m.run.Prepare());
   ATTEND_RETURN_IF_ERROR(m.gradients.Upload());
-  m.item = {way_.kernel, m.run.attention(), m.gradients.get(), way_.room_for_turns};
+  m.item = {way_.kernel, m.run.attention(), m.gradients.get(), way_.room_for_turns,
+            way_.block_bytes_max};
   const Result<int64_t> bytes = cuda::BackwardWorkspaceBytes({&m.item, 1});
   if (!bytes.ok()) return bytes.status();
   m.workspace_bytes = *bytes;

@@ -16,16 +16,10 @@
 
 #include "kernels/cuda/ragged/launch_options.h"
 #include "kernels/reference/check_rows.h"
-#include "tests/kernels/support/cuda_run.h"
+#include "tests/kernels/cuda/decode/decode_kernels.h"
 
 namespace attend::test {
 namespace {
-
-constexpr double kCheckWork = 2e7;
-
-int64_t Pick(std::mt19937_64* random, const std::vector<int64_t>& of) {
-  return of[(*random)() % of.size()];
-}
 
 // Two KV heads, a causal mask or a window half of the time, any score terms.
 ProblemSpec ChunkSpec(std::mt19937_64* random, int64_t rows, int64_t group, int64_t dim) {
@@ -53,19 +47,8 @@ ProblemSpec ChunkSpec(std::mt19937_64* random, int64_t rows, int64_t group, int6
   return spec;
 }
 
-class CudaDecodeChunks : public testing::TestWithParam<KernelId> {
- protected:
-  void SetUp() override {
-    OwnedAttention one =
-        MakeAttention(MakeSpec(1, 8, 1, 17, 64, 64, 64, DType::kFloat16), FreshSeed());
-    if (!CanRun(one.attention, kernel_)) GTEST_SKIP() << "not on this GPU";
-  }
-
-  const KernelId kernel_ = GetParam();
-};
-INSTANTIATE_TEST_SUITE_P(Kernels, CudaDecodeChunks,
-                         testing::Values(KernelId::kCudaDecodeSm80, KernelId::kCudaDecodeSm90),
-                         [](const auto& kernel) { return std::string(KernelName(kernel.param)); });
+class CudaDecodeChunks : public DecodeKernelTest {};
+INSTANTIATE_TEST_SUITE_P(Kernels, CudaDecodeChunks, DecodeKernels(), NameOfKernel);
 
 TEST_P(CudaDecodeChunks, AnyRowsAndGroupAreRight) {
   const uint64_t seed = FreshSeed();
@@ -101,8 +84,8 @@ TEST_P(CudaDecodeChunks, LongSequencesAreRight) {
   }
 }
 
-// As many heads for one KV head as make chunks of a single query row.
-TEST_P(CudaDecodeChunks, ARowsHeadsMayBeInSeveral) {
+// Enough heads for one KV head that chunks have a single query row.
+TEST_P(CudaDecodeChunks, ARowsHeadsMayBeInSeveralChunks) {
   const uint64_t seed = FreshSeed();
   for (const int64_t group : {129, 200, 320}) {
     for (const int64_t rows : {1, 3}) {
@@ -231,8 +214,8 @@ Status RunItems(const std::vector<cuda::LaunchItem>& items, const cuda::LaunchOp
   return Status();
 }
 
-// Shares depend on the number of blocks, and on who plans: the host for sequences that are alike,
-// else the device.
+// Shares depend on the number of blocks, and on the planner: the host for equal sequences,
+// otherwise the device.
 TEST_P(CudaDecodeChunks, SharesDoNotChangeBits) {
   const uint64_t seed = FreshSeed();
   for (const int64_t rows : {17, 32, 50, 64}) {
@@ -261,8 +244,7 @@ TEST_P(CudaDecodeChunks, SharesDoNotChangeBits) {
   }
 }
 
-// With producers of their own and without, the same warps multiply the same tiles in the same
-// order.
+// With and without separate producers, the same warps multiply the same tiles in the same order.
 TEST_P(CudaDecodeChunks, ProducersDoNotChangeBits) {
   if (kernel_ != KernelId::kCudaDecodeSm90) GTEST_SKIP() << "it has none";
   const uint64_t seed = FreshSeed();
@@ -285,20 +267,22 @@ TEST_P(CudaDecodeChunks, ProducersDoNotChangeBits) {
   }
 }
 
-// Splits whose values are not finite end the producers' stream early, again and again.
-TEST_P(CudaDecodeChunks, EverySplitMayNeedCare) {
+// Splits with non-finite values end a stream early, again and again.
+TEST_P(CudaDecodeChunks, EverySplitMayHaveNonFiniteValues) {
   const uint64_t seed = FreshSeed();
-  for (const int64_t dim : {64, 128, 256}) {
+  for (const int64_t dim : {64, 96, 128, 256}) {
     for (const int64_t stride : {100, 3000}) {
-      OwnedAttention owned =
-          MakeAttention(MakeSpec(1, 8, 1, 40, 9000, dim, dim, DType::kBFloat16), seed);
-      const Attention& a = owned.attention;
-      for (int64_t key = 50; key < 9000; key += stride) Set(a, owned.V(0, 0, key, 3), INFINITY);
-      ASSERT_TRUE(RunOnDevice(&owned, kernel_).ok());
-      for (int64_t h = 0; h < 8; ++h) {
-        for (int64_t i = 0; i < 40; ++i) {
-          ASSERT_TRUE(std::isinf(Get(a, owned.O(0, h, i, 3)))) << h << " " << i << " D" << dim;
-          ASSERT_TRUE(std::isfinite(Get(a, owned.O(0, h, i, 2)))) << h << " " << i << " D" << dim;
+      for (const int64_t rows : {1, 2, 40}) {
+        OwnedAttention owned =
+            MakeAttention(MakeSpec(1, 8, 1, rows, 9000, dim, dim, DType::kBFloat16), seed);
+        const Attention& a = owned.attention;
+        for (int64_t key = 50; key < 9000; key += stride) Set(a, owned.V(0, 0, key, 3), INFINITY);
+        ASSERT_TRUE(RunOnDevice(&owned, kernel_).ok());
+        for (int64_t h = 0; h < 8; ++h) {
+          for (int64_t i = 0; i < rows; ++i) {
+            ASSERT_TRUE(std::isinf(Get(a, owned.O(0, h, i, 3)))) << h << " " << i << " D" << dim;
+            ASSERT_TRUE(std::isfinite(Get(a, owned.O(0, h, i, 2)))) << h << " " << i << " D" << dim;
+          }
         }
       }
     }

@@ -17,16 +17,10 @@
 #include <vector>
 
 #include "kernels/reference/check_rows.h"
-#include "tests/kernels/support/cuda_run.h"
+#include "tests/kernels/cuda/decode/decode_kernels.h"
 
 namespace attend::test {
 namespace {
-
-constexpr double kCheckWork = 2e7;
-
-int64_t Pick(std::mt19937_64* random, const std::vector<int64_t>& of) {
-  return of[(*random)() % of.size()];
-}
 
 // For the attention made from the spec: if packed, its longest sequence may be shorter than the
 // spec's, and use other variants.
@@ -70,19 +64,8 @@ ProblemSpec DecodeSpec(std::mt19937_64* random, int64_t len_q, int64_t group) {
   return spec;
 }
 
-class CudaDecode : public testing::TestWithParam<KernelId> {
- protected:
-  void SetUp() override {
-    OwnedAttention one =
-        MakeAttention(MakeSpec(1, 1, 1, 1, 64, 64, 64, DType::kFloat16), FreshSeed());
-    if (!CanRun(one.attention, kernel_)) GTEST_SKIP() << "not on this GPU";
-  }
-
-  const KernelId kernel_ = GetParam();
-};
-INSTANTIATE_TEST_SUITE_P(Kernels, CudaDecode,
-                         testing::Values(KernelId::kCudaDecodeSm80, KernelId::kCudaDecodeSm90),
-                         [](const auto& kernel) { return std::string(KernelName(kernel.param)); });
+class CudaDecode : public DecodeKernelTest {};
+INSTANTIATE_TEST_SUITE_P(Kernels, CudaDecode, DecodeKernels(), NameOfKernel);
 
 TEST_P(CudaDecode, EveryRowCountAndGroupIsRight) {
   const uint64_t seed = FreshSeed();
@@ -172,7 +155,7 @@ void CheckColumns(const ProblemSpec& spec, KernelId kernel, uint64_t seed) {
   }
 }
 
-TEST(CudaPages, ColumnsBeyondDAreNotReadAsTheKeys) {
+TEST(CudaPages, ColumnsBeyondDAreNotReadAsKeys) {
   const uint64_t seed = FreshSeed();
   for (const int64_t dim : {8, 72, 96, 97, 120, 192, 200}) {
     for (const int64_t len_q : {1, 3}) {
@@ -189,7 +172,7 @@ TEST(CudaPages, ColumnsBeyondDAreNotReadAsTheKeys) {
 }
 
 // Two sequences over the same pages, in descending order.
-TEST(CudaPages, SequencesMayShareThem) {
+TEST(CudaPages, SequencesMaySharePages) {
   const uint64_t seed = FreshSeed();
   for (const KernelId kernel : kCudaKernels) {
     const DType dtype = kernel == KernelId::kCudaFlashFp32 ? DType::kFloat32 : DType::kBFloat16;

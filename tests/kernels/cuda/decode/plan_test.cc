@@ -28,14 +28,31 @@ TEST(DecodePlan, SplitsAreWholeTilesAndBounded) {
     const int64_t len = std::min<int64_t>(1 + static_cast<int64_t>(random()) % most, kLengthMax);
     if (len <= 0) continue;
     const int64_t rows = 1 + static_cast<int64_t>(random() % 128);
-    const bool chunks = random() % 2 == 0;
-    const int64_t keys = cuda::SplitKeys(len, rows, chunks);
+    const int64_t keys = cuda::SplitKeys(len, rows);
     EXPECT_EQ(keys % cuda::kCostKeys, 0);
     const int64_t splits = cuda::CeilDivide(len, keys);
     EXPECT_LE(splits, cuda::kSplitsMax) << len;
     for (const int64_t longer : {len, len + 1, 2 * len, 3 * len}) {
-      EXPECT_LE(splits, cuda::SplitsAtMost(longer, rows, chunks)) << len << " of " << longer;
-      EXPECT_LE(splits, cuda::SplitsAtMost(longer, 1, false)) << "packed: as if it had one row";
+      EXPECT_LE(splits, cuda::SplitsAtMost(longer, rows)) << len << " of " << longer;
+      EXPECT_LE(splits, cuda::SplitsAtMost(longer, 1)) << "packed: as if it had one row";
+    }
+  }
+}
+
+// Bits depend on these lengths.
+TEST(DecodePlan, SplitLengthsMatchTheTable) {
+  struct Line {
+    int64_t rows_from, rows_to;
+    std::vector<int64_t> keys;
+  };
+  const std::vector<int64_t> lengths = {1, 2048, 2049, 8192, 8193, 16384, 16385, 1 << 19, 1 << 20};
+  for (const Line& line : {Line{1, 16, {128, 128, 512, 512, 2048, 2048, 2048, 2048, 4096}},
+                           Line{17, 32, {256, 256, 1024, 1024, 2048, 2048, 2048, 2048, 4096}},
+                           Line{33, 128, {256, 256, 1024, 1024, 2048, 2048, 4096, 4096, 4096}}}) {
+    for (int64_t rows = line.rows_from; rows <= line.rows_to; ++rows) {
+      for (size_t n = 0; n < lengths.size(); ++n) {
+        EXPECT_EQ(cuda::SplitKeys(lengths[n], rows), line.keys[n]) << lengths[n] << " " << rows;
+      }
     }
   }
 }
@@ -60,7 +77,7 @@ TEST(DecodePlan, OnlySplitsThatSomeRowSeesExist) {
 }
 
 // Segments can store all strides that Hopper's kernels support; larger ones would read elsewhere.
-TEST(DecodePlan, StridesBeyondASegmentsAreRefused) {
+TEST(DecodePlan, StridesThatASegmentCannotStoreAreRefused) {
   ProblemSpec spec = MakeSpec(1, 8, 1, 1, 5000, 64, 64, DType::kFloat16);
   Attention a;
   a.problem = spec.problem;
@@ -221,7 +238,7 @@ TEST(DecodePlan, SharesOfChunksBeginTogether) {
       << "192 chunks";
 }
 
-TEST(DecodePlan, AMultiplicationDivides) {
+TEST(DecodePlan, DivisorsDivideExactly) {
   std::mt19937_64 random(FreshSeed());
   for (int n = 0; n < 200000; ++n) {
     const auto d = static_cast<uint32_t>(1 + (random() % 0x7fffffff >> random() % 31));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a lane copies of gathered inputs. Needs no GPU.
+// The copies that a lane makes of gathered inputs. Needs no GPU.
 
 #include <gtest/gtest.h>
 
@@ -23,11 +23,11 @@ WorkItem ItemAt(uintptr_t in, int64_t bytes) {
   return item;
 }
 
-TEST(AddInputCopies, TakesThePiecesAndTheRest) {
+TEST(AddInputCopies, CopiesPiecesAndTheBytesBetweenThem) {
   const uint64_t seed = FreshSeed();
   std::mt19937_64 random(seed);
   for (int round = 0; round < 300; ++round) {
-    // Two spans, whose bytes are where they belong or, in part, elsewhere.
+    // Two spans, whose bytes are in place or, in part, elsewhere.
     std::vector<char> spans[2], elsewhere(6000), wanted[2], places[2];
     WorkItem item;
     cuda::ItemPlace place;
@@ -69,7 +69,7 @@ TEST(AddInputCopies, TakesThePiecesAndTheRest) {
   }
 }
 
-TEST(CheckGathered, RefusesWhatLiesElsewhereOrTwice) {
+TEST(CheckGathered, RefusesPiecesOutsideTheSpansOrOverlapping) {
   char data[8] = {};
   const auto check = [&](std::initializer_list<HostPiece> pieces) {
     WorkItem item = ItemAt(1000, 100);

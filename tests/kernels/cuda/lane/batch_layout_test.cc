@@ -68,7 +68,7 @@ TEST(LayOut, EmptyBatchNeedsNothing) {
   EXPECT_EQ(layout->bytes, 0);
 }
 
-TEST(LayOut, RefusesWhatDoesNotFit) {
+TEST(LayOut, RefusesBatchesAboveTheLimit) {
   const std::vector<WorkItem> large = {ItemOf(0, 8, 0, 8, 1001)};
   const Result<BatchLayout> limited = cuda::LayOut(large, 1000);
   ASSERT_FALSE(limited.ok());
@@ -134,7 +134,7 @@ TEST(Rebase, NamesAPointerOutside) {
   EXPECT_NE(cuda::Rebase(item, {}).status().message().find("lse"), std::string::npos);
 }
 
-// Each tensor in memory of its own, the places in another order than the spans.
+// Each tensor in separate memory, with the places in another order than the spans.
 TEST(Rebase, TakesEachPointerFromItsSpan) {
   const auto at = [](uintptr_t address) { return reinterpret_cast<char*>(address); };
   WorkItem item;
@@ -160,7 +160,7 @@ TEST(Rebase, TakesEachPointerFromItsSpan) {
 }
 
 // Tensors in memory of the device stay where they are; what is moved beside them moves as ever.
-TEST(Rebase, LeavesWhatLiesInPlace) {
+TEST(Rebase, DoesNotMoveTensorsInPlace) {
   const auto at = [](uintptr_t address) { return reinterpret_cast<char*>(address); };
   WorkItem item;
   item.attention.q.data = at(0x1000);
@@ -198,7 +198,7 @@ TEST(Rebase, LeavesWhatLiesInPlace) {
   EXPECT_NE(outside.message().find("v "), std::string::npos) << outside.message();
 }
 
-TEST(CheckInPlace, RefusesWhatTheHostReadsAndWhatNoKernelAddresses) {
+TEST(CheckInPlace, RefusesTensorsOfTheHostAndUnaddressableOnes) {
   const auto at = [](uintptr_t address) { return reinterpret_cast<char*>(address); };
   OwnedAttention owned =
       MakeAttention(MakeSpec(1, 2, 2, 16, 16, 64, 64, DType::kFloat16), FreshSeed());
@@ -227,7 +227,7 @@ TEST(CheckInPlace, RefusesWhatTheHostReadsAndWhatNoKernelAddresses) {
   EXPECT_EQ(cuda::CheckInPlace(item).code(), Code::kInvalidArgument);
 }
 
-TEST(OutputIsDense, CountsWhatIsMoved) {
+TEST(OutputIsDense, CountsOnlyOutputsThatAreMoved) {
   OwnedAttention owned = MakeAttention(MakeSpec(2, 3, 1, 5, 7, 8, 8), FreshSeed());
   WorkItem item = owned.Item(Selection{});
   item.in_place = {{item.attention.o.data, 2 * 3 * 5 * 8 * 4}};
@@ -240,7 +240,7 @@ TEST(OutputIsDense, CountsWhatIsMoved) {
   EXPECT_TRUE(cuda::OutputIsDense(item)) << "there is nothing to bring back";
 }
 
-TEST(OutputIsDense, KnowsGaps) {
+TEST(OutputIsDense, IsFalseForOutputsWithGaps) {
   OwnedAttention owned = MakeAttention(MakeSpec(2, 3, 1, 5, 7, 8, 8), FreshSeed());
   WorkItem item = owned.Item(Selection{});
   EXPECT_FALSE(cuda::OutputIsDense(item));  // the test's block has guards
@@ -248,7 +248,7 @@ TEST(OutputIsDense, KnowsGaps) {
   EXPECT_TRUE(cuda::OutputIsDense(item));
 }
 
-TEST(CudaStatus, ClassesOfErrors) {
+TEST(CudaStatus, CudaErrorsHaveTheirCodes) {
   EXPECT_TRUE(cuda::ToStatus(cudaSuccess, "x").ok());
   EXPECT_EQ(cuda::ToStatus(cudaErrorMemoryAllocation, "x").code(), Code::kResourceExhausted);
   const Status status = cuda::ToStatus(cudaErrorIllegalAddress, "copy in");
@@ -261,19 +261,27 @@ TEST(CudaStatus, ClassesOfErrors) {
   EXPECT_FALSE(cuda::IsSticky(cudaErrorInvalidConfiguration));
 }
 
+// As all GPUs since Ampere have; the kernels' own shared memory counts.
 TEST(FlashVariants, OneRunsWithinNinetyNineKibibytes) {
   const auto fits = [](const cuda::FlashVariant& variant) {
-    return variant.shared_bytes <= 99 * 1024;
+    EXPECT_GT(variant.block_bytes, variant.shared_bytes) << variant.name;
+    return variant.block_bytes <= 99 * 1024;
   };
+  void (*const options[])(Problem*) = {
+      [](Problem*) {}, [](Problem* p) { p->softcap = 1; }, [](Problem* p) { p->dropout = 1; },
+      [](Problem* p) { p->page_rows = 64; }, [](Problem* p) { p->len_q = 100; }};
   for (int dim = 1; dim <= 256; ++dim) {
-    for (const bool plain : {true, false}) {
-      for (const KernelId kernel : {KernelId::kCudaFlashFp32, KernelId::kCudaFlashSm80}) {
-        Problem p = MakeSpec(1, 1, 1, 1, 1, dim, 1).problem;
-        if (kernel == KernelId::kCudaFlashSm80) p.dtype = DType::kFloat16;
-        if (!plain) p.softcap = 1;
-        const auto variants = cuda::VariantsFor(kernel, p);
-        EXPECT_TRUE(std::any_of(variants.begin(), variants.end(), fits))
-            << KernelName(kernel) << " D " << dim << " plain " << plain;
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      for (const auto& option : options) {
+        Problem p = MakeSpec(1, 1, 1, 1, 1, dim, 1, dtype).problem;
+        option(&p);
+        for (const KernelId kernel :
+             {KernelId::kCudaFlashFp32, KernelId::kCudaFlashSm80, KernelId::kCudaDecodeSm80}) {
+          const auto variants = cuda::VariantsFor(kernel, p);
+          const bool taken = kernel == KernelId::kCudaFlashFp32 || dtype != DType::kFloat32;
+          EXPECT_EQ(std::any_of(variants.begin(), variants.end(), fits), taken)
+              << KernelName(kernel) << " " << Describe(p);
+        }
       }
     }
   }
@@ -292,7 +300,7 @@ TEST(FlashVariants, FewTilesAreHalved) {
   EXPECT_EQ(rows(4, 8, 1024), 128);
 }
 
-TEST(FlashVariants, NamesDiffer) {
+TEST(FlashVariants, NamesAreUnique) {
   for (const bool plain : {true, false}) {
     for (const int dim : {32, 64, 96, 128, 192, 256}) {
       Problem p = MakeSpec(1, 1, 1, 1, 1, dim, dim, DType::kFloat16).problem;
@@ -300,7 +308,7 @@ TEST(FlashVariants, NamesDiffer) {
       std::set<std::string_view> names;
       for (const auto& variant : cuda::VariantsFor(KernelId::kCudaFlashSm80, p)) {
         EXPECT_TRUE(names.insert(variant.name).second) << dim << " " << variant.name;
-        EXPECT_LE(variant.shared_bytes, 227 * 1024) << dim << " " << variant.name;
+        EXPECT_LE(variant.block_bytes, 227 * 1024) << dim << " " << variant.name;
       }
       EXPECT_FALSE(names.empty()) << dim;
     }
@@ -316,7 +324,7 @@ TEST(FlashVariants, HopperHasOneForEveryHeadDim) {
           const auto variants = cuda::VariantsFor(KernelId::kCudaFlashSm90, p);
           ASSERT_FALSE(variants.empty()) << dim << " " << dim_v;
           for (const cuda::FlashVariant& variant : variants) {
-            EXPECT_LE(variant.shared_bytes, 227 * 1024) << variant.name;
+            EXPECT_LE(variant.block_bytes, 227 * 1024) << variant.name;
             EXPECT_EQ(variant.boxes.q.rows, variant.rows) << variant.name;
           }
         }
@@ -328,7 +336,7 @@ TEST(FlashVariants, HopperHasOneForEveryHeadDim) {
   EXPECT_TRUE(cuda::VariantsFor(KernelId::kCudaFlashSm90, bias).empty());
 }
 
-TEST(Devices, NoneIsAnAnswer) {
+TEST(Devices, WithoutADeviceTheReasonIsGiven) {
   std::string why;
   const int count = CudaDeviceCount(&why);
   if (count == 0) {

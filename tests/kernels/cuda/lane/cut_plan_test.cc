@@ -70,7 +70,7 @@ TEST(ByteBoxes, BroadcastAndEmptyDimensions) {
   EXPECT_TRUE(Boxes(0, {Extent{5, 8}, {1, 40}, {2, 40}}).empty());
 }
 
-TEST(ByteBoxes, PitchesThatNoEngineTakesAreRepeated) {
+TEST(ByteBoxes, PitchesAboveTheCopyEnginesLimitAreCopiedRowByRow) {
   const int64_t far = cuda::kPitchMax + 1;
   const std::vector<ByteBox> boxes = Boxes(8, {Extent{3, far}, {1, 0}, {1, 0}});
   ASSERT_EQ(boxes.size(), 3u);
@@ -89,7 +89,7 @@ TEST(ByteBoxes, OverlapsAreRefused) {
 }
 
 // Every byte of every element once, and no other.
-TEST(ByteBoxes, CoverWhatTheyShould) {
+TEST(ByteBoxes, CoverEveryByteOfEveryElementOnce) {
   const uint64_t seed = FreshSeed();
   std::mt19937_64 random(seed);
   const auto draw = [&](int64_t low, int64_t high) {
@@ -160,7 +160,7 @@ TEST(PlanParts, LongOnesAreCutByHeadsFirst) {
   }
 }
 
-TEST(PlanParts, NoLaunchIsLong) {
+TEST(PlanParts, LaunchesAreShort) {
   ProblemSpec spec = Long(4, 16, 8192);
   for (const bool causal : {false, true}) {
     spec.problem.mask.right = causal ? 0 : -1;
@@ -176,7 +176,7 @@ TEST(PlanParts, NoLaunchIsLong) {
   }
 }
 
-// Drawing takes as long as much of the products.
+// Drawing the dropout takes as long as many of the products.
 TEST(PlanParts, DropoutMakesLaunchesLonger) {
   const ProblemSpec spec = Long(8, 16, 8192);
   ProblemSpec dropped = spec;
@@ -245,8 +245,8 @@ TEST(PlanParts, MasksThatRowsCannotBeCutUnderLeaveThemWhole) {
   EXPECT_EQ(Plan(spec).size(), 2u);
 }
 
-// Of what lies in place: few parts, none of them long, and the same bits.
-TEST(JoinParts, LongOnesBecomeFewOfTheSameVariants) {
+// Items in place are cut into few parts, none of them long, with the same bits.
+TEST(JoinParts, LongItemsBecomeFewPartsOfTheSameVariants) {
   const auto names = [](const Problem& p) {
     std::string all;
     for (const auto& variant : cuda::VariantsFor(KernelId::kCudaFlashSm90, p)) {
@@ -272,7 +272,7 @@ TEST(JoinParts, LongOnesBecomeFewOfTheSameVariants) {
       const std::vector<AttentionSlice> joined =
           cuda::JoinParts(whole, KernelId::kCudaFlashSm90, bounds, parts);
       EXPECT_LE(joined.size(), parts.size());
-      // Each is some parts that follow each other.
+      // Each consists of some parts that follow each other.
       size_t next = 0;
       for (const AttentionSlice& slice : joined) {
         const Result<Attention> large = TakeSlice(whole, slice);
@@ -348,7 +348,7 @@ TEST(LayOut, PartsNeedTheLargestPartsWorkspace) {
   EXPECT_EQ(whole->workspace_bytes - cut->workspace_bytes, 64 * 64 * 4) << "scores of a head";
 }
 
-TEST(PinnedRanges, KnowWhatLiesInOne) {
+TEST(PinnedRanges, ContainOnlyBytesOfOneRange) {
   cuda::PinnedRanges ranges;
   const auto at = [](uintptr_t address) { return reinterpret_cast<void*>(address); };
   ranges.Add(at(0x1000), 0x100);

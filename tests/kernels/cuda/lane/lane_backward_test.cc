@@ -21,7 +21,7 @@
 namespace attend::test {
 namespace {
 
-// A backward pass as a lane gets it. O and LSE are the reference's.
+// A backward pass as a lane receives it. O and LSE are the reference's.
 struct BackwardCase {
   explicit BackwardCase(const ProblemSpec& spec, uint64_t seed) : owned(MakeAttention(spec, seed)) {
     CpuReference(owned.attention);
@@ -44,7 +44,7 @@ struct BackwardCase {
   std::unique_ptr<OwnedGradients> gradients;
 };
 
-TEST(CudaLaneBackward, AmongForwardPasses) {
+TEST(CudaLaneBackward, RunsAmongForwardPasses) {
   const uint64_t seed = FreshSeed();
   const Result<std::unique_ptr<LaneHarness>> harness = LaneHarness::Make();
   ASSERT_TRUE(harness.ok()) << harness.status().ToString();
@@ -88,7 +88,7 @@ TEST(CudaLaneBackward, AmongForwardPasses) {
   }
 }
 
-// With room for three numbers of each row alone, it neither needs nor uses what a neighbour brings.
+// With room for only three numbers per row, it neither needs nor uses a neighbour's workspace.
 TEST(CudaLaneBackward, ASmallWorkspaceIsEnough) {
   const uint64_t seed = FreshSeed();
   const Result<std::unique_ptr<LaneHarness>> harness = LaneHarness::Make();
@@ -114,9 +114,9 @@ TEST(CudaLaneBackward, ASmallWorkspaceIsEnough) {
   }
 }
 
-// Items that share a launch are launched one by one if it is refused, so that only the one fails
-// that is refused.
-TEST(CudaLaneBackward, WhatIsRefusedFailsAlone) {
+// Items that share a launch are launched one by one if it is refused, so that only the refused one
+// fails.
+TEST(CudaLaneBackward, ARefusedItemOfASharedLaunchFailsAlone) {
   const uint64_t seed = FreshSeed();
   const Result<std::unique_ptr<LaneHarness>> harness = LaneHarness::Make();
   ASSERT_TRUE(harness.ok()) << harness.status().ToString();

@@ -19,7 +19,7 @@ namespace {
 
 using testing::IsSupersetOf;
 
-// More calls of one function than a batch here makes; polling has no end of its own.
+// More calls of one function than any batch here makes; polling alone has no end.
 constexpr int64_t kCallsMost = 200;
 constexpr int64_t kPollsMost = 3;
 
@@ -44,14 +44,14 @@ class Items {
     }
   }
 
-  // The bits that everything later must have.
+  // The bits that every later answer must have.
   void Learn(Lane* lane) {
     ASSERT_EQ(Run(lane), static_cast<int>(items_.size()));
     for (const OwnedAttention& each : owned_) wanted_.push_back(each.OutputBytes());
   }
 
-  // How many were computed, with the right bits; the others say what failed. -1: the batch was
-  // refused, and says so.
+  // The number computed with the right bits; the others report their failure. -1: the batch was
+  // refused, with a reason.
   int Run(Lane* lane) {
     for (OwnedAttention& each : owned_) each.ResetOutput();
     const Result<BatchOutcome> outcome = RunBatch(lane, items_);
@@ -117,8 +117,8 @@ class CudaLaneFaultsTest : public testing::Test {
       }
     }
     EXPECT_GT(met, 10);
-    // What each of these batches needs; their outputs have gaps and are cleared. A launch that
-    // fails is tried again, item by item, and there may be nothing to poll for.
+    // The functions that each of these batches needs; its outputs have gaps and are cleared. A
+    // failed launch is tried again, item by item, and polling may not occur.
     EXPECT_THAT(failing, IsSupersetOf({"cudaSetDevice", "cudaMemsetAsync", "cudaEventRecord"}));
     RecordProperty("met", std::to_string(met));
   }
@@ -126,26 +126,26 @@ class CudaLaneFaultsTest : public testing::Test {
   std::unique_ptr<LaneHarness> harness_;
 };
 
-TEST_F(CudaLaneFaultsTest, SmallItems) {
+TEST_F(CudaLaneFaultsTest, FailuresEndSmallItems) {
   Sweep({}, {MakeSpec(1, 2, 1, 33, 47, 64, 64), MakeSpec(2, 4, 2, 70, 90, 64, 64, DType::kBFloat16),
              MakeSpec(1, 8, 2, 1, 900, 128, 128, DType::kFloat16)});
 }
 
-TEST_F(CudaLaneFaultsTest, CopiesOfTheEngines) {
+TEST_F(CudaLaneFaultsTest, FailuresEndItemsCopiedByTheEngines) {
   cuda::LaneTuning tuning;
   tuning.copy_kernel_bytes_max = 0;
   Sweep(tuning, {MakeSpec(1, 2, 1, 33, 47, 64, 64), MakeSpec(2, 2, 2, 70, 90, 64, 64)});
 }
 
-TEST_F(CudaLaneFaultsTest, ItemsInParts) {
+TEST_F(CudaLaneFaultsTest, FailuresEndItemsInParts) {
   cuda::LaneTuning tuning;
   tuning.cut.parts_min = 4;
   Sweep(tuning,
         {MakeSpec(8, 2, 2, 40, 40, 64, 64, DType::kFloat16), MakeSpec(1, 2, 1, 33, 47, 64, 64)});
 }
 
-// A lane is made, or says what failed.
-TEST_F(CudaLaneFaultsTest, MakingALane) {
+// A lane is created, or the error names the failed call.
+TEST_F(CudaLaneFaultsTest, CreatingALaneReportsWhatFailed) {
   int64_t met = 0;
   for (const std::string& function : WrappedCudaCalls()) {
     for (int64_t n = 1; n <= kCallsMost; ++n) {

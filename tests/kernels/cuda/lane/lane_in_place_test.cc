@@ -111,7 +111,7 @@ class CudaInPlaceTest : public testing::Test {
     return lane.ok() ? std::move(*lane) : nullptr;
   }
 
-  // Runs it alone with the kernel that is chosen for its addresses; the parts it was cut into.
+  // Runs it alone with the kernel chosen for its addresses; returns the number of parts.
   int64_t Run(Lane* lane, WorkItem item) {
     const Result<Selection> selection = harness_->Choose(item.attention);
     EXPECT_TRUE(selection.ok()) << selection.status().ToString();
@@ -128,7 +128,7 @@ class CudaInPlaceTest : public testing::Test {
   cudaStream_t stream_ = nullptr;
 };
 
-TEST_F(CudaInPlaceTest, SameBitsAsCopied) {
+TEST_F(CudaInPlaceTest, GivesTheSameBitsAsCopies) {
   const uint64_t seed = FreshSeed();
   int64_t cut = 0, whole = 0;
   for (const int parts_min : {1, 5}) {
@@ -170,9 +170,9 @@ TEST_F(CudaInPlaceTest, SameBitsAsCopied) {
   EXPECT_GT(whole, 20);
 }
 
-// The tensors arrive on another stream, after much else; without the event the kernel would find
+// The tensors arrive on another stream, after a large copy; without the event the kernel would read
 // NaN.
-TEST_F(CudaInPlaceTest, WaitsForWhatComesBefore) {
+TEST_F(CudaInPlaceTest, WaitsForTheItemsEvent) {
   const uint64_t seed = FreshSeed();
   constexpr int64_t kBallast = int64_t{256} << 20;
   DeviceMemory ballast(kBallast);
@@ -215,7 +215,7 @@ TEST_F(CudaInPlaceTest, WaitsForWhatComesBefore) {
   }
 }
 
-TEST_F(CudaInPlaceTest, RefusesWhatItCannotUse) {
+TEST_F(CudaInPlaceTest, RefusesForeignEventsAndUnusableMemory) {
   class OtherEvent final : public DeviceEvent {};
   const std::unique_ptr<Lane> lane = MakeLane({});
   OwnedAttention owned = MakeAttention(MakeSpec(2, 2, 2, 20, 20, 64, 64), FreshSeed());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a lane does with many small items and with large ones: gathers, scatters, cuts and
+// A lane with many small items and with large ones: gathers, scatters, cuts and
 // overlaps, and nothing of it shows in an answer.
 
 #include <cuda_runtime_api.h>
@@ -65,9 +65,9 @@ class CudaLaneTest : public testing::Test {
   std::unique_ptr<LaneHarness> harness_;
 };
 
-// Any item, alone or among others, page-locked or not, by whatever copies: the same bits, which a
-// lane that cuts as this one gave alone.
-TEST_F(CudaLaneTest, CompanyAndCopiesDoNotChangeBits) {
+// Any item has the same bits alone or among others, page-locked or not, and with any kind of copy:
+// those that a lane with the same cuts gives it alone.
+TEST_F(CudaLaneTest, NeighboursAndCopiesDoNotChangeBits) {
   const uint64_t seed = FreshSeed();
   uint64_t next = seed;
   int64_t cut = 0;
@@ -222,9 +222,9 @@ bool SameVariants(const Attention& a, KernelId kernel, const LaneTuning& tuning)
   return true;
 }
 
-// Every layout and mask in parts: right, the same again, and the whole's bits where the same
-// variant computes all parts and no row's keys are counted from elsewhere.
-TEST_F(CudaLaneTest, PartsAreTheWhole) {
+// Every layout and mask in parts: right, the same again, and the bits of the whole if the same
+// variant computes all parts and every row's keys are counted from the same position.
+TEST_F(CudaLaneTest, PartsGiveTheBitsOfTheWhole) {
   const uint64_t seed = FreshSeed();
   const std::unique_ptr<Lane> whole = MakeLane({.cut = {.parts_max = 1}});
   int same = 0;
@@ -257,8 +257,8 @@ TEST_F(CudaLaneTest, PartsAreTheWhole) {
   EXPECT_GT(same, 20);
 }
 
-// In every phase and place: the one whose memory is not there, the one that no kernel computes.
-TEST_F(CudaLaneTest, AFailureIsItsItemsOwn) {
+// In every phase and place: an item with missing memory, and one that no kernel computes.
+TEST_F(CudaLaneTest, AFailedItemFailsAlone) {
   const uint64_t seed = FreshSeed();
   for (const int parts_min : {1, 4}) {
     LaneTuning tuning;
@@ -273,8 +273,8 @@ TEST_F(CudaLaneTest, AFailureIsItsItemsOwn) {
       pinned.push_back(std::make_unique<PinnedAttention>(&each, &harness_->pinned()));
       items.push_back(pinned.back()->Item(Choose(each.attention)));
     }
-    items[1].selection.kernel = KernelId::kCudaFlashSm90;  // which takes no float32
-    if (parts_min == 1) {  // parts' addresses are looked at before they are copied
+    items[1].selection.kernel = KernelId::kCudaFlashSm90;  // it does not support float32
+    if (parts_min == 1) {  // addresses of parts are checked before they are copied
       const auto to_null = [&](auto** pointer) {
         const auto offset = reinterpret_cast<uintptr_t>(*pointer) -
                             reinterpret_cast<uintptr_t>(items[3].inputs[0].data);
@@ -302,8 +302,8 @@ TEST_F(CudaLaneTest, AFailureIsItsItemsOwn) {
   }
 }
 
-// Lists of attentions beyond what CUDA copies from pageable memory without waiting.
-TEST_F(CudaLaneTest, LongListsOfSequences) {
+// Lists of attentions longer than CUDA copies asynchronously from pageable memory.
+TEST_F(CudaLaneTest, LongListsOfSequencesAreRight) {
   const uint64_t seed = FreshSeed();
   std::unique_ptr<Lane> lane = MakeLane({});
   std::mt19937_64 random(seed);
@@ -320,8 +320,9 @@ TEST_F(CudaLaneTest, LongListsOfSequences) {
   }
 }
 
-// Large items back to back on some lanes, small batches on others: right, and the same every time.
-TEST_F(CudaLaneTest, LargeAndSmallSideBySide) {
+// Large items back to back on some lanes, small batches on others: answers are right, and the same
+// every time.
+TEST_F(CudaLaneTest, LargeAndSmallBatchesRunSideBySide) {
   const uint64_t seed = FreshSeed();
   constexpr int kLanes = 4, kBatches = 25;
   std::vector<std::thread> threads;
@@ -357,9 +358,9 @@ TEST_F(CudaLaneTest, LargeAndSmallSideBySide) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Memory that one batch needed is there for other lanes after the lane's next batch: four lanes in
-// turn want a share of which the device has three.
-TEST_F(CudaLaneTest, MemoryGoesAroundBetweenLanes) {
+// A batch's memory is available to other lanes after the lane's next batch: four lanes in turn need
+// a share of which the device has three.
+TEST_F(CudaLaneTest, LanesPassMemoryOnToEachOther) {
   size_t free_bytes = 0, total_bytes = 0;
   ASSERT_EQ(cudaMemGetInfo(&free_bytes, &total_bytes), cudaSuccess);
   const auto share = static_cast<int64_t>(free_bytes / 10 * 3);

@@ -66,9 +66,9 @@ SpanList SpansOf(const Attention& a, unsigned tensors) {
   return spans;
 }
 
-// What a lane does with its parts, on the host: only what the copies bring is there, all else is
-// NaN; the answer must be the whole's, bit for bit, and nothing else may be written. Of the tensors
-// q, k, v, bias, o and lse those of `in_place`, a set of bits, are computed where they lie.
+// Does a lane's work with its parts on the host: all bytes but the copied ones are NaN; the answer
+// must have the bits of the whole, and nothing else may be written. Of the tensors q, k, v, bias, o
+// and lse those in `in_place`, a set of bits, are not copied.
 void ExpectPartsAreTheWhole(const ProblemSpec& spec, int parts, unsigned in_place, uint64_t seed,
                             int* cut) {
   OwnedAttention owned = MakeAttention(spec, seed);
@@ -119,25 +119,26 @@ void ExpectPartsAreTheWhole(const ProblemSpec& spec, int parts, unsigned in_plac
   EXPECT_EQ(whole, owned.OutputBytes()) << Describe(spec) << " in " << parts << " seed " << seed;
 }
 
-TEST(PartCopies, BringWhatEachPartNeedsAndNoMore) {
+TEST(PartCopies, CopyExactlyTheInputsOfEachPart) {
   const uint64_t seed = FreshSeed();
   int cut = 0;
   const int count = std::max(50, static_cast<int>(800 * TestScale()));
   for (int n = 0; n < count && !testing::Test::HasFailure(); ++n) {
     const uint64_t each = seed + static_cast<uint64_t>(n);
-    // Half of them copied whole, the others in place in part or in whole.
+    // Half of them copied completely, the others in place in part or completely.
     const unsigned in_place = n % 2 == 0 ? 0 : n % 4 == 1 ? kAll : (each / 4) % (kAll + 1);
     ProblemSpec spec = RandomSpec(each, 1e5);
     if (n % 3 == 1) spec = WithDropout(std::move(spec), each);
     ExpectPartsAreTheWhole(spec, 2 + n % 6, in_place, each, &cut);
   }
-  // A share of the problems, as sanitizers run, need not meet every case.
+  // A share of the problems, as under a sanitizer, need not meet every case.
   if (TestScale() < 1) return;
   EXPECT_GT(cut, count / 10);  // many have one sequence and one KV head
 }
 
-// What is poisoned in place before a kernel runs: every element of O and LSE, and nothing else.
-TEST(OutputsInPlace, AreWhatTheKernelWrites) {
+// The outputs that are poisoned in place before a kernel runs: every element of O and LSE, and
+// nothing else.
+TEST(OutputsInPlace, ContainExactlyTheBytesThatTheKernelWrites) {
   const uint64_t seed = FreshSeed();
   for (uint64_t n = 0; n < 100; ++n) {
     const ProblemSpec spec = RandomSpec(seed + n, 1e5);
@@ -171,7 +172,7 @@ TEST(OutputsInPlace, AreWhatTheKernelWrites) {
   }
 }
 
-TEST(OutputsInPlace, RefusesWhatIsNotThereOrOverlaps) {
+TEST(OutputsInPlace, RefusesMissingOrOverlappingBytes) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 30, 40, 8, 8), FreshSeed());
   WorkItem item = owned.Item(Selection{});
   item.in_place = {{item.attention.o.data, 2 * 30 * 8 * 4 - 1}};
@@ -183,7 +184,7 @@ TEST(OutputsInPlace, RefusesWhatIsNotThereOrOverlaps) {
   EXPECT_EQ(cuda::OutputsInPlace(item).status().code(), Code::kInvalidArgument);
 }
 
-TEST(PartCopies, RowsBringTheirKeysOnce) {
+TEST(PartCopies, KeysOfSeveralRowPartsAreCopiedOnce) {
   const uint64_t seed = FreshSeed();
   int cut = 0;
   for (const auto layout : {Layout::kBHLD, Layout::kBLHD, Layout::kStrided}) {
@@ -203,7 +204,7 @@ TEST(PartCopies, RowsBringTheirKeysOnce) {
   EXPECT_EQ(cut, 18);
 }
 
-// Where one tensor is seen as two: what came for Q is not taken for K.
+// Where one tensor is seen as two: the copy for Q is not used for K.
 TEST(PartCopies, TensorsMayShareMemory) {
   ProblemSpec spec = MakeSpec(2, 4, 4, 9, 9, 8, 8);
   OwnedAttention owned = MakeAttention(spec, FreshSeed());
@@ -217,7 +218,7 @@ TEST(PartCopies, TensorsMayShareMemory) {
   EXPECT_EQ(copies.In(*part).size(), 3u);
 }
 
-TEST(CanMoveInParts, RefusesWhatLiesOutsideOrOverlaps) {
+TEST(CanMoveInParts, RefusesTensorsOutsideTheSpansOrOverlapping) {
   OwnedAttention owned = MakeAttention(MakeSpec(1, 2, 1, 30, 40, 8, 8), FreshSeed());
   WorkItem item = owned.Item(Selection{});
   EXPECT_TRUE(cuda::CanMoveInParts(item));

@@ -20,7 +20,7 @@ namespace {
 
 using cuda::CopyPiece;
 
-// Pieces of any size and place in two blocks; what lies between them stays.
+// Pieces of any size and place in two blocks; bytes between them stay unchanged.
 void CopyBetween(char* from, char* to, int64_t bytes, bool same_residue, std::mt19937_64& random,
                  std::vector<CopyPiece>* pieces) {
   const auto below = [&](int64_t n) {
@@ -36,7 +36,7 @@ void CopyBetween(char* from, char* to, int64_t bytes, bool same_residue, std::mt
   }
 }
 
-TEST(CudaCopy, AnyPieces) {
+TEST(CudaCopy, CopiesAnyPieces) {
   const uint64_t seed = FreshSeed();
   std::mt19937_64 random(seed);
   constexpr int64_t kBytes = 3 << 20;
@@ -76,7 +76,7 @@ TEST(CudaCopy, AnyPieces) {
   (void)cudaFree(memory);
 }
 
-TEST(IsMapped, KnowsWhatAKernelMayRead) {
+TEST(IsMapped, IsTrueForMemoryThatKernelsCanRead) {
   cuda::PinnedRanges ranges;
   const PinnedBlock known(1000, &ranges), unknown(1000, nullptr);
   std::vector<char> pageable(1000);

@@ -30,7 +30,8 @@ constexpr double kRoundoff = UnitRoundoff(DType::kFloat32);
 
 enum class Kernel { kFp32, kSm80, kSm90 };
 
-// How one kernel computes: scores are q.k in multiples of `unit` (a scale that waits, or 1).
+// The arithmetic of one kernel: scores are q.k in multiples of `unit` (a scale that is applied
+// later, or 1).
 struct Way {
   Kernel kernel;
   DType dtype;  // of weights
@@ -57,7 +58,7 @@ float Rounded(DType dtype, float weight) {
   return LoadElement(&bits, dtype, 0);
 }
 
-// What the kernels' votes look at: the largest of 0 and the scores, as integers.
+// The value that the kernels vote on: the largest of 0 and the scores, as integers.
 float HighestAsInteger(const std::vector<float>& scores) {
   int32_t highest = 0;
   for (const float score : scores) highest = std::max(highest, std::bit_cast<int32_t>(score));
@@ -189,7 +190,7 @@ void Expect(const Way& way, const std::vector<float>& scores, const std::vector<
     return;
   }
   nan = nan || (way.has_sink && !(way.sink < kInfinity));
-  if (!nan && std::abs(max) > static_cast<double>(kMost)) return;  // beyond fp32: as IEEE has it
+  if (!nan && std::abs(max) > static_cast<double>(kMost)) return;  // beyond fp32
   if (nan) {
     EXPECT_TRUE(std::isnan(got.o)) << got.o;
     EXPECT_TRUE(std::isnan(got.lse)) << got.lse;
@@ -210,7 +211,7 @@ void Expect(const Way& way, const std::vector<float>& scores, const std::vector<
              std::abs(v);
   }
   const double sink = way.has_sink ? std::exp(static_cast<double>(way.sink) - max) : 0;
-  if (!std::isfinite(sink)) return;  // the row is as good as empty
+  if (!std::isfinite(sink)) return;  // the row counts as empty
   EXPECT_NEAR(static_cast<double>(got.o), o / (sum + sink), error / (sum + sink));
   const double lse = max + std::log(sum + sink);
   if (std::abs(lse) < static_cast<double>(kMost) || max == -static_cast<double>(kMost)) {
@@ -247,7 +248,7 @@ constexpr float kMasks[] = {-1e4f,      -1e9f, -1e10f, -1e20f, -2.5e38f, -kMost,
                             -kInfinity, 1e9f,  1e10f,  3e38f,  kMost};
 constexpr size_t kPads[] = {1, 63, 64, 65, 128, 200};
 
-TEST_F(ExponentBase, RowsMaskedThroughout) {
+TEST_F(ExponentBase, FullyMaskedRowsAreRight) {
   for (const float mask : kMasks) {
     for (const size_t keys : kPads) {
       SCOPED_TRACE(std::to_string(mask) + " keys " + std::to_string(keys));
@@ -256,7 +257,7 @@ TEST_F(ExponentBase, RowsMaskedThroughout) {
   }
 }
 
-TEST_F(ExponentBase, PaddingOnEitherSide) {
+TEST_F(ExponentBase, PaddingOnEitherSideIsRight) {
   for (const float mask : kMasks) {
     for (const size_t pad : kPads) {
       for (const bool left : {true, false}) {
@@ -271,7 +272,7 @@ TEST_F(ExponentBase, PaddingOnEitherSide) {
 
 // Far from 0 in either direction, where a float's steps are wider than a weight's range, climbing
 // and falling across the border between near rows and far ones.
-TEST_F(ExponentBase, ScoresThatClimbAndFall) {
+TEST_F(ExponentBase, ScoresThatRiseAndFallAreRight) {
   for (const float step : {0.3f, 40.0f, 1e5f, 1e9f, 1e36f}) {
     for (const float sign : {1.0f, -1.0f}) {
       for (const float start : {0.0f, -100.0f}) {
@@ -286,7 +287,7 @@ TEST_F(ExponentBase, ScoresThatClimbAndFall) {
   }
 }
 
-TEST_F(ExponentBase, ABaseThatLooksLikeAFarOnesMarkIsNone) {
+TEST_F(ExponentBase, AnOrdinaryBaseIsNotTakenForTheFarMark) {
   for (const Way& way : Ways()) {
     if (way.kernel == Kernel::kFp32) continue;
     const float to_log2 = RoundedProduct(way.unit, kLog2E);

@@ -30,14 +30,14 @@ constexpr int kThreads = 128;
 
 // ---- tensors ------------------------------------------------------------------------------------
 
-// Q as [B, L, H, D] with a gap behind every head's row; K dense; V, described by its only head, has
-// the same for all of K's; O with gaps everywhere.
+// Q as [B, L, H, D] with a gap behind every head's row; K dense; V with a single head that is used
+// for all of K's; O with gaps everywhere.
 constexpr Tensor kQ = {2, 6, 37, 72, 37 * 480 + 8, 80, 480};
 constexpr Tensor kK = {2, 3, 53, 72, 3 * 53 * 72, 53 * 72, 72};
 constexpr Tensor kV = {2, 1, 53, 40, 53 * 48, 0, 48};
 constexpr Tensor kO = {2, 6, 37, 40, 6 * (37 * 48 + 8) + 16, 37 * 48 + 8, 48};
 
-// kQ to kO on the device, and how the copy engine sees them.
+// kQ to kO on the device, and their tensor maps.
 struct Described {
   OnDevice<uint16_t> q{kQ.Elements()}, k{kK.Elements()}, v{kV.Elements()}, o{kO.Elements()};
   TensorMaps maps;
@@ -162,8 +162,8 @@ __global__ void LoadThroughMemory(const CUtensorMap* map, Place at, int bytes, u
 #endif
 }
 
-// As a list of attentions is launched: each launch copies its maps to where the last one's were,
-// whose multiprocessors may still hold those.
+// As when a list of attentions is launched: each launch writes its maps over those of the last one,
+// which multiprocessors may still have cached.
 TEST_F(CudaHopper, AMapRewrittenInPlaceIsSeenByTheNextLaunch) {
   const TensorBox box = {16, 64};
   const Place at = {0, 5, 1, 1};
@@ -197,7 +197,7 @@ TEST_F(CudaHopper, AMapRewrittenInPlaceIsSeenByTheNextLaunch) {
 
 // ---- phases -------------------------------------------------------------------------------------
 
-// What Wait waits for, without waiting.
+// The condition that Wait waits for, without waiting.
 __device__ __forceinline__ int Ended(uint32_t barrier, uint32_t parity) {
   int ended;
   asm volatile(
@@ -210,7 +210,7 @@ __device__ __forceinline__ int Ended(uint32_t barrier, uint32_t parity) {
 }
 
 // One thread takes a barrier of two arrivals through two phases, the first of which also waits for
-// two boxes, and notes what has ended on the way.
+// two boxes, and records which have ended at each step.
 __global__ void WatchPhases(const __grid_constant__ CUtensorMap map, int bytes, int* ended) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ Barrier memory;
@@ -223,7 +223,7 @@ __global__ void WatchPhases(const __grid_constant__ CUtensorMap map, int bytes, 
   ArriveExpecting(barrier, 2 * bytes);
   PrefetchTensorMap(&map);
   LoadBox(&map, box, barrier, 0, 0, 0, 0, CachePolicy::kEvictLast);
-  // The box is there long before this is over, but its arrival is not.
+  // By then the box has arrived, but the second arrival is missing.
   for (int n = 0; n < 10; ++n) __nanosleep(20000);
   ended[2] = Ended(barrier, 0);
   Arrive(barrier);
@@ -317,7 +317,7 @@ void CheckStore(const Place& at) {
   EXPECT_TRUE(described.o.Read() == expected) << kCols << " columns at " << Name(at);
 }
 
-TEST_F(CudaHopper, StoredBoxesEndWithTheTensor) {
+TEST_F(CudaHopper, StoresEndAtTheTensorsBounds) {
   for (const int row : {0, 5, kO.rows - 1, kO.rows}) {
     CheckStore<64>({0, row, 3, 1});
     CheckStore<32>({0, row, 0, 0});
@@ -329,12 +329,12 @@ TEST_F(CudaHopper, StoredBoxesEndWithTheTensor) {
 
 constexpr int kRounds = 1000;
 
-// What thread `t` of the writers gives in a round.
+// The value that thread `t` of the writers passes on in a round.
 __host__ __device__ inline uint32_t Given(int round, int t) { return round * 2654435761u + t; }
 
-// The first warpgroup hands kRounds lots of a value per thread to the second, through a place for
-// one lot (named barriers) or for two (mbarriers); the second adds up what it reads. Now one is
-// ahead, now the other.
+// The first warpgroup passes kRounds lots of one value per thread to the second, through a place
+// for one lot (named barriers) or two (mbarriers); the second adds up the values that it reads.
+// Each is ahead of the other in turn.
 template <bool kNamed>
 __global__ void HandOver(uint32_t* sums) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -366,7 +366,7 @@ __global__ void HandOver(uint32_t* sums) {
       if (kNamed) SyncNamed(1, 2 * kThreads);
       if (!kNamed) Wait(SharedAddress(&full[place]), parity);
       sum = 31 * sum + lots[place][kThreads - 1 - t];
-      // Nobody syncs with the last one.
+      // No thread waits after the last one.
       if (kNamed && round + 1 < kRounds) ArriveNamed(2, 2 * kThreads);
       if (!kNamed) Arrive(SharedAddress(&empty[place]));
     }

@@ -129,9 +129,10 @@ TEST(CudaMma, LoadsGiveTheFragmentsOfEachBlock) {
 
 constexpr int kGroups = 4;
 
-// A warp copies kGroups times 32 chunks of 16 bytes, a group of copies each, and writes out what it
-// finds when at most kGroups - 1, ..., 0 groups are under way: that of the first, the second, ...
-// Lane l copies chunk l of its group if bit l of `valid` is set; otherwise it names `invalid`.
+// A warp copies kGroups times 32 chunks of 16 bytes, one group of copies each, and writes out the
+// chunks it finds when at most kGroups - 1, ..., 0 groups are in flight: those of the first, the
+// second, ... Lane l copies chunk l of its group if bit l of `valid` is set; otherwise it names
+// `invalid`.
 __global__ void CopyChunks(const uint4* in, const void* invalid, uint32_t valid, uint4* out) {
   using Row = TileRow<64>;
   __shared__ __align__(128) char tile[kGroups * kLanes * 16];
@@ -186,9 +187,9 @@ void CheckCopies(uint32_t valid, int64_t far) {
   }
 }
 
-TEST(CudaMma, CopiesArriveGroupByGroupAndZerosForWhatIsNotValid) {
+TEST(CudaMma, CopiesArriveGroupByGroupAndInvalidRowsAreZero) {
   for (const uint32_t valid : {0xffffffffu, 0u, 0x5a0ff0c3u, 1u}) CheckCopies(valid, 0);
-  // Rows beyond a tensor may lie where there is no memory.
+  // Rows beyond a tensor may lie at unmapped addresses.
   for (const uint32_t valid : {0u, 0x5a0ff0c3u}) CheckCopies(valid, int64_t{1} << 38);
 }
 
@@ -205,7 +206,7 @@ __global__ void StoreChunks(const uint4* in, uint4* out) {
   out[other] = *reinterpret_cast<const uint4*>(tile + at);
 }
 
-TEST(CudaMma, SixteenBytesAreStoredInTheirOrder) {
+TEST(CudaMma, SixteenBytesAreStoredInOrder) {
   std::vector<uint4> values;
   for (uint32_t n = 0; n < kLanes; ++n) {
     values.push_back(make_uint4(n, 0x10000 + n, 0x20000 + n, 0x30000 + n));
@@ -269,7 +270,7 @@ void CheckProduct() {
   }
 }
 
-TEST(CudaMma, ProductsAreThoseOfTheMatrices) {
+TEST(CudaMma, ProductsEqualMatrixProducts) {
   CheckProduct<__half>();
   CheckProduct<__nv_bfloat16>();
 }
@@ -309,7 +310,7 @@ void CheckPairs() {
   }
 }
 
-TEST(CudaMma, PairsKeepTheirValuesAndTellWhatIsNotFinite) {
+TEST(CudaMma, PairsKeepTheirValuesAndReportNonFiniteOnes) {
   CheckPairs<__half>();
   CheckPairs<__nv_bfloat16>();
 }

@@ -65,8 +65,8 @@ uint32_t Expected(uint32_t seed) {
   return joined;
 }
 
-// The first warpgroup hands a seed to every thread of the others and releases its registers; these
-// take them and stir.
+// The first warpgroup passes a seed to every thread of the others and releases its registers; the
+// others take them and compute.
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks) TakeAndStir(uint32_t* out) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -112,9 +112,9 @@ void CheckSplit() {
   }
 }
 
-TEST_F(CudaRegisters, OneReleasesOneTakes) { CheckSplit<Split<1, 2, 40>>(); }
-TEST_F(CudaRegisters, OneReleasesTwoTake) { CheckSplit<Split<2, 1, 40>>(); }
-TEST_F(CudaRegisters, OneReleasesThreeTake) { CheckSplit<Split<3, 1, 32>>(); }
+TEST_F(CudaRegisters, OneGroupsRegistersGoToOne) { CheckSplit<Split<1, 2, 40>>(); }
+TEST_F(CudaRegisters, OneGroupsRegistersGoToTwo) { CheckSplit<Split<2, 1, 40>>(); }
+TEST_F(CudaRegisters, OneGroupsRegistersGoToThree) { CheckSplit<Split<3, 1, 32>>(); }
 
 }  // namespace
 }  // namespace attend::cuda

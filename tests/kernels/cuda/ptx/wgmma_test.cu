@@ -47,7 +47,7 @@ struct Form {
   static constexpr int kBytes = kBytesA + Boxes(kColsB) * kBoxBytesB;
 };
 
-// A matrix as boxes, one behind the other.
+// A matrix as consecutive boxes.
 template <int kCols>
 __device__ __forceinline__ void WriteBoxes(const uint16_t* matrix, int rows, int cols,
                                            char* shared) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void Issue(uint32_t shared_a, uint32_t (&fragments)[k
   }
 }
 
-// d = the product over kSteps depths of 16; what d held before does not count.
+// d = the product over kSteps depths of 16; the previous value of d does not count.
 template <class F, int kSteps>
 __device__ __forceinline__ void Multiply(uint32_t shared, uint32_t (&fragments)[kDepth / 4],
                                          float (&d)[F::kN / 2]) {
@@ -202,7 +202,7 @@ void CheckTypes() {
   CheckProduct<Form<kN, true, kCols, kRegisters, kDown>>();
 }
 
-// In part: B's last box is wider than what N leaves for it.
+// Partly: B's last box is wider than N requires.
 enum class LastBox { kWhole, kInPart };
 
 template <bool kRegisters, int... kN>
@@ -240,8 +240,8 @@ TEST_F(CudaWgmma, RegistersDownRowsLastBoxInPart) {
 constexpr int kRepeats = 16;
 
 // Two groups: the product with the first of two equal matrices B, and kRepeats times that with the
-// second. When at most one is left, the first's result is used and its B destroyed, as kernels
-// overwrite keys whose scores have come, while the second may run.
+// second. When at most one group is left, the first result is used and its B is overwritten, as
+// kernels overwrite keys whose scores are done, while the second may still run.
 template <class F>
 __global__ void __launch_bounds__(kThreads)
     MultiplyTwice(const uint16_t* a, const uint16_t* b, float* out) {

@@ -75,7 +75,7 @@ const Case kShapes[] = {
     {1, 2, 1, 100000, 128, 128},
 };
 
-TEST(TileOrder, DivideByPowersOfTwoAndOthers) {
+TEST(TileOrder, DividesByPowersOfTwoAndOthers) {
   for (const int b : {1, 2, 3, 4, 5, 7, 8, 96, 128, 1000, 1 << 16, (1 << 30) - 1, 1 << 30}) {
     for (const int a : {0, 1, 2, 6, 7, 8, 999, 1000, 65535, 65536, (1 << 30) - 1, 1 << 30}) {
       const cuda::Quotient quotient = cuda::Divide(a, b);
@@ -85,7 +85,7 @@ TEST(TileOrder, DivideByPowersOfTwoAndOthers) {
   }
 }
 
-TEST(TileOrder, EveryTileOfEveryHeadOnce) {
+TEST(TileOrder, VisitsEveryTileOfEveryHeadOnce) {
   for (const Case& c : kShapes) {
     std::set<std::tuple<int, int, int>> seen;
     for (const TileWork& tile : TilesOf(c)) {
@@ -123,7 +123,7 @@ TEST(TileOrder, UnderAMaskASectionsLastRowsComeFirst) {
 }
 
 // The share of their time that blocks compute if each claims the next tile when it is done. A tile
-// takes its keys, and as long as 128 keys besides.
+// takes the time of its keys plus 128.
 double TimeInUse(const Case& c) {
   constexpr int kBlocks = 132;
   std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> ends;

@@ -3,7 +3,7 @@
 // Revocation that races with handshakes: a client that the current files would refuse keeps no
 // connection, whichever comes first, and is reported once.
 
-#include "server/tls/tls_clients.h"
+#include "server/tls/client_trust.h"
 
 #include <gtest/gtest.h>
 #include <prometheus/registry.h>
@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/tls/self_signed.h"
 #include "server/tls/tls_certificates.h"
+#include "tests/server/support/self_signed.h"
 #include "tests/server/support/temporary_directory.h"
 #include "tests/server/support/test_authority.h"
 #include "tests/server/support/tls_ends.h"
@@ -32,9 +32,9 @@ using test::TestAuthority;
 using test::TlsEnds;
 using Refusals = std::vector<std::string>;
 
-class TlsClientsTest : public ::testing::Test {
+class ClientTrustTest : public ::testing::Test {
  protected:
-  TlsClientsTest() {
+  ClientTrustTest() {
     Put("cert", server_.certificate);
     Put("key", server_.key);
     Put("ca", authority_.certificate());
@@ -58,18 +58,10 @@ class TlsClientsTest : public ::testing::Test {
     EXPECT_NE(certificates_->generation(), before) << log_.str();
   }
   std::unique_ptr<TlsEnds> Open(const KeyAndCertificate& client) {
-    auto ends = std::make_unique<TlsEnds>(*certificates_, clients_, client);
+    auto ends = std::make_unique<TlsEnds>(*certificates_, client);
     ends->Greet();
     return ends;
   }
-  // Reasons for the clients refused by a recheck.
-  Refusals Recheck() {
-    Refusals refusals;
-    clients_->Recheck(*certificates_->current(),
-                      [&](const TlsClient&, const std::string& why) { refusals.push_back(why); });
-    return refusals;
-  }
-
   const test::TemporaryDirectory folder_;
   const KeyAndCertificate server_ = *MakeSelfSigned("localhost");
   const TestAuthority authority_{"authority"};
@@ -81,38 +73,27 @@ class TlsClientsTest : public ::testing::Test {
   std::ostringstream log_;
   Logger logger_{{}, std::make_shared<spdlog::sinks::ostream_sink_mt>(log_)};
   std::unique_ptr<TlsCertificates> certificates_;
-  const std::shared_ptr<TlsClients> clients_ = std::make_shared<TlsClients>();
 };
 
-TEST_F(TlsClientsTest, ARecheckFindsExactlyTheRevokedClients) {
+TEST_F(ClientTrustTest, ExactlyTheRevokedClientsAreRefused) {
   const auto gone = Open(gone_);
   const auto stays = Open(stays_);
   EXPECT_TRUE(gone->Finish() && stays->Finish());
-  EXPECT_EQ(Recheck(), Refusals{});
+  EXPECT_TRUE(gone->Serves() && stays->Serves());
   Use({gone_.certificate});
-  EXPECT_EQ(Recheck(), revoked_);
-  EXPECT_EQ(Recheck(), Refusals{}) << "it has been told";
-  // Data that it sends meanwhile is not used.
-  EXPECT_FALSE(gone->Serves());
-  EXPECT_TRUE(stays->Serves());
-  EXPECT_TRUE(gone->refused().empty()) << "it has been told";
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_FALSE(gone->Serves());
+    EXPECT_TRUE(stays->Serves());
+  }
+  EXPECT_EQ(gone->refused(), revoked_) << "once";
+  EXPECT_TRUE(stays->refused().empty());
 }
 
-TEST_F(TlsClientsTest, ARevokedClientIsFoundAtItsNextDataEvenBeforeTheRecheck) {
-  const auto gone = Open(gone_);
-  EXPECT_TRUE(gone->Finish());
-  Use({gone_.certificate});
-  EXPECT_FALSE(gone->Serves());
-  EXPECT_EQ(gone->refused(), revoked_);
-  EXPECT_EQ(Recheck(), Refusals{});
-}
-
-// Its handshake began under the old files, and the recheck of all clients misses it.
-TEST_F(TlsClientsTest, AClientRevokedDuringItsHandshakeIsRefused) {
+// Its handshake began under the old files.
+TEST_F(ClientTrustTest, AClientRevokedDuringItsHandshakeIsRefused) {
   const auto gone = Open(gone_);
   const auto stays = Open(stays_);
   Use({gone_.certificate});
-  EXPECT_EQ(Recheck(), Refusals{});
   EXPECT_FALSE(gone->Finish()) << "whether or not it sends anything";
   EXPECT_TRUE(stays->Finish());
   EXPECT_EQ(gone->refused(), revoked_);
@@ -120,34 +101,13 @@ TEST_F(TlsClientsTest, AClientRevokedDuringItsHandshakeIsRefused) {
   EXPECT_TRUE(stays->Serves());
 }
 
-TEST_F(TlsClientsTest, AClientBetweenTheReloadAndTheRecheckIsReportedOnce) {
-  const auto gone = Open(gone_);
-  const auto stays = Open(stays_);
-  Use({gone_.certificate});
-  EXPECT_FALSE(gone->Finish());
-  EXPECT_TRUE(stays->Finish());
-  EXPECT_EQ(Recheck(), Refusals{});
-  EXPECT_EQ(gone->refused(), revoked_);
-  EXPECT_FALSE(gone->Serves());
-  EXPECT_TRUE(stays->Serves());
-}
-
-TEST_F(TlsClientsTest, ADisconnectedClientIsNotReported) {
-  auto gone = Open(gone_);
-  EXPECT_TRUE(gone->Finish());
-  gone.reset();
-  Use({gone_.certificate});
-  EXPECT_EQ(Recheck(), Refusals{});
-}
-
-// Handshakes on one thread, new lists and rechecks on another: in the end each revoked client has
-// been reported once per connection, and no other client.
-TEST_F(TlsClientsTest, RevokedClientsAreReportedOnceWhenHandshakesRace) {
+// Handshakes on one thread, new lists on another: in the end each revoked client has been reported
+// once per connection, and no other client.
+TEST_F(ClientTrustTest, RevokedClientsAreReportedOnceWhenHandshakesRace) {
   constexpr int kConnections = 24;
   std::vector<std::unique_ptr<TlsEnds>> gone;
   std::vector<std::unique_ptr<TlsEnds>> stays;
   std::atomic<int> opened{0};
-  std::atomic<size_t> told{0};
   std::thread clients([&] {
     for (int i = 0; i < kConnections; ++i) {
       for (auto [all, who] : {std::pair(&gone, &gone_), std::pair(&stays, &stays_)}) {
@@ -159,18 +119,15 @@ TEST_F(TlsClientsTest, RevokedClientsAreReportedOnceWhenHandshakesRace) {
   });
   while (opened < kConnections) std::this_thread::yield();
   Use({gone_.certificate});
-  told += Recheck().size();
   clients.join();
-  EXPECT_EQ(Recheck(), Refusals{}) << "one look is enough";
   for (const auto& each : gone) {
-    told += each->refused().size();
     EXPECT_FALSE(each->Serves());
+    EXPECT_EQ(each->refused(), revoked_);
   }
   for (const auto& each : stays) {
     EXPECT_TRUE(each->Serves());
     EXPECT_TRUE(each->refused().empty());
   }
-  EXPECT_EQ(told, gone.size());
 }
 
 }  // namespace
