@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # One binary with its libraries, on a base without anything else added. The same image serves on
-# GPUs where it is given some, and on the CPU where not: deploy/containers.md.
+# GPUs if it is given some, and otherwise on the CPU: deploy/containers.md.
 #
 #   docker build -t attend .
 #   docker run --rm -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 attend --insecure
 #
-# ATTEND_CUDA=OFF leaves the CUDA kernels out: it builds in less than half the time, for any CPU.
+# ATTEND_CUDA=OFF leaves the CUDA kernels out: it builds in less than half the time.
 # Nothing of NVIDIA's need be installed: the compiler comes from PyPI, the driver from the machine.
 ARG BASE_IMAGE=debian:bookworm-slim
 
