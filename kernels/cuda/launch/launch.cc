@@ -78,6 +78,7 @@ Result<const FlashVariant*> Choose(const LaunchItem& item, int block_bytes_max) 
   ATTEND_RETURN_IF_ERROR(CheckDropout(item));
   ATTEND_RETURN_IF_ERROR(CheckBias(item));
   const std::string name(KernelName(item.kernel));
+  if (variants.empty()) return Internal(name + " was launched on a problem that it does not take");
   if (item.config != kDefaultConfig) {
     const auto count = static_cast<int>(variants.size());
     if (item.config < 0 || item.config >= count) {

@@ -87,10 +87,11 @@ void CheckVariants(KernelId kernel, Kind kind, const HeadDims& dims, DType dtype
     const auto variants = cuda::VariantsFor(kernel, any.problem);
     if (!variants.empty()) variant = variants[config];
     if (!thinning->Takes(variant.kernel)) continue;
-    const ProblemSpec spec = Small(kind, dims, dtype, variant.rows, variant.keys);
-    if (!variants.empty()) {  // the order of variants may depend on the problem's size
-      ASSERT_EQ(cuda::VariantsFor(kernel, spec.problem)[config].kernel, variant.kernel);
-    }
+    ProblemSpec spec = Small(kind, dims, dtype, variant.rows, variant.keys);
+    // Decoding kernels' variants depend on the number of rows.
+    const auto own = cuda::VariantsFor(kernel, spec.problem);
+    const auto n = static_cast<size_t>(config);
+    if (!variants.empty() && (n >= own.size() || own[n].kernel != variant.kernel)) spec = any;
     const Status status = RunAndCheck(spec, kernel, config, seed, kCheckWork);
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
