@@ -99,7 +99,7 @@ Status Measured(Bench& bench, const Load& load, const Certificate& certificate) 
 void RunTls(Bench& bench) {
   const auto calls = [](const Sample& sample) { return sample.calls_per_second(); };
   const auto gigabytes = [](const Sample& sample) { return sample.gigabytes_per_second(); };
-  constexpr Target kSmall{Target::Sense::kAtLeast, 0.8};
+  constexpr Target kSmall{Target::Sense::kAtLeast, 0.9};
   constexpr Target kLarge{Target::Sense::kAtLeast, 0.9};
   const int clients = bench.options().clients;
   const std::shared_ptr<Work> large = bench.TransferWork(

@@ -19,7 +19,7 @@
 namespace attend::bench {
 namespace {
 
-constexpr Target kUnaryTarget{Target::Sense::kAtLeast, 0.9};
+constexpr Target kUnaryTarget{Target::Sense::kAtLeast, 1.0};
 constexpr Target kStreamTarget{Target::Sense::kAtLeast, 1.2};
 constexpr Target kP50Target{Target::Sense::kAtMost, 0};
 constexpr int kCallsOfConnection = 8;
