@@ -13,11 +13,15 @@
 
 namespace attend::cuda {
 
-// K and V of a section should fit the L2 cache (Ampere's 40 MB, Hopper's 50 MB).
+// A section's K and V should fit the L2 cache (Ampere's 40 MB, Hopper's 50 MB).
 inline constexpr int64_t kSectionBytes = int64_t{40} << 20;
 // Lower bound of a section's tiles: the multiprocessors (132 on Hopper) finish together only if
 // enough short tiles follow the longest ones to fill the gaps.
 inline constexpr int64_t kSectionTilesMin = 400;
+// A larger lower bound for sections of few heads. Where one begins, tiles of a head no longer run
+// in step, so fewer loads of K and V are shared; and few heads share them whether they fit or not.
+inline constexpr int64_t kFewHeads = 16;
+inline constexpr int64_t kFewHeadsTilesMin = 1024;
 
 // The tiles of `heads` heads (counted over sequences from `b` on, Hq per sequence), row_tiles per
 // head, in this order: sections of heads; within a section the last rows first (under a causal mask
@@ -49,8 +53,10 @@ ATTEND_HD inline void OrderTiles(const Problem& p, int64_t q_rows, int64_t k_len
   if (p.mask.unrestricted()) return;
   const int64_t head_bytes = (k_len + 1) * (p.dim + p.dim_v) * DTypeBytes(p.dtype) / p.group();
   int64_t section = p.group();
-  while (section < group.heads && (2 * section * head_bytes <= kSectionBytes ||
-                                   section * group.row_tiles < kSectionTilesMin)) {
+  while (section < group.heads) {
+    const int64_t tiles_min = 2 * section <= kFewHeads ? kFewHeadsTilesMin : kSectionTilesMin;
+    const bool fits = 2 * section * head_bytes <= kSectionBytes;
+    if (!fits && section * group.row_tiles >= tiles_min) break;
     section *= 2;
   }
   group.section = section < group.heads ? static_cast<int32_t>(section) : group.heads;
