@@ -165,11 +165,14 @@ struct MomentScratch {
   }
 };
 
-// Computes one head's. All threads of a block.
-__device__ __forceinline__ void StoreCommonParts(const BackwardPass& pass, int64_t b, int64_t h,
+// Computes those of the `head`th of all sequences' heads. All threads of a block.
+__device__ __forceinline__ void StoreCommonParts(const BackwardPass& pass, uint32_t head,
                                                  MomentScratch& scratch) {
   const Attention& a = pass.attention;
   const Problem& p = a.problem;
+  const auto heads = static_cast<uint32_t>(p.heads_q);
+  const int64_t b = head / heads;
+  const int64_t h = head % heads;
   const Sequence s = SequenceOf(a, b);
   const auto first = [&](const ConstTensorView& x, int64_t head, int64_t row) {
     return b * x.stride_b + head * x.stride_h + row * x.stride_l;
@@ -185,10 +188,19 @@ __device__ __forceinline__ void StoreCommonParts(const BackwardPass& pass, int64
   __syncthreads();
   scratch.AddColumns();
   __syncthreads();
+  if (threadIdx.x >= 32) return;
+  asm volatile("" : "+r"(head));  // the lengths again, as registers are few until here
+  const Sequence lengths = SequenceOf(a, head / heads);
+  const int which = min(static_cast<int>(threadIdx.x), 2);  // a lane for each tensor
+  const Moments found = scratch.Found(which, which < 2 ? lengths.k_len : lengths.q_len);
+  const auto of_lane = [&](int lane) {
+    return Moments{__shfl_sync(0xffffffffu, found.common, lane),
+                   __shfl_sync(0xffffffffu, found.spread, lane)};
+  };
+  const Moments k = of_lane(0);
+  const Moments v = of_lane(1);
+  const Moments q = of_lane(2);
   if (threadIdx.x != 0) return;
-  const Moments k = scratch.Found(0, s.k_len);
-  const Moments v = scratch.Found(1, s.k_len);
-  const Moments q = scratch.Found(2, s.q_len);
   // Weights favour keys like the query, which moves the mean key by as much as scores spread.
   const float lean =
       fminf(fabsf(p.scale) * sqrtf(q.Size() * k.Size()) / static_cast<float>(p.dim), 1.0f);
@@ -196,7 +208,7 @@ __device__ __forceinline__ void StoreCommonParts(const BackwardPass& pass, int64
   parts.keys = sqrtf(k.Share() * k.Share() + lean * lean);
   parts.queries = q.Share();
   parts.values = v.common > 4.0f * v.spread ? -1.0f : v.spread / fmaxf(v.common, FLT_MIN);
-  *CommonParts::Of(pass, b, h) = parts;
+  *CommonParts::Of(pass, head / heads, head % heads) = parts;
 }
 
 }  // namespace attend::cuda

@@ -35,6 +35,7 @@ __device__ __forceinline__ uint32_t BlockIndex() {
 template <class Item, int kCount>
 struct LaunchList {
   static_assert(sizeof(Item) * kItemsMax + 64 <= 32764);
+  static constexpr int kItems = kCount;
   Item items[kCount];
   uint32_t blocks = 0;  // of the launch
 

@@ -4,6 +4,7 @@
 // Memory that the pass accumulates into is cleared first. Also decides which rows are measured:
 // those with a large LSE (IsMeasured) and those whose delta O's rounding spoils (common_parts.cuh).
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -22,36 +23,37 @@ constexpr int kEach = 4;  // rows per lane
 
 struct PrepareItem {
   BackwardPass pass;
-  int64_t heads;       // blocks that compute a head's common parts; the others clear
+  int64_t heads;       // as many blocks compute a head's common parts
   int64_t term_bytes;  // from the flags on
   int64_t turn_bytes;  // of counters
+  int64_t share;       // bytes that a block clears
 };
 
-constexpr int64_t kClearBytes = 32 << 10;  // per block
+constexpr int64_t kClearBytes = 32 << 10;  // at most, per block
+constexpr int kClearUnit = sizeof(uint4);
 
-// Clears bytes [begin, end), all multiples of four.
+// Clears bytes [begin, end), all multiples of kClearUnit.
 __device__ __forceinline__ void Clear(void* from, int64_t begin, int64_t end) {
-  auto* const words = static_cast<uint32_t*>(from);
-  for (int64_t n = begin / 4 + threadIdx.x; n < end / 4; n += kThreads) words[n] = 0;
+  auto* const units = static_cast<uint4*>(from);
+  for (int64_t n = begin / kClearUnit + threadIdx.x; n < end / kClearUnit; n += kThreads) {
+    units[n] = make_uint4(0, 0, 0, 0);
+  }
 }
 
 template <int kCount>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     Prepare(const __grid_constant__ LaunchList<PrepareItem, kCount> list) {
   __shared__ MomentScratch scratch;
   static_assert(MomentScratch::kThreads == kThreads);
   const PrepareItem& item = list.Of(blockIdx.x);
   const BackwardPass& pass = item.pass;
-  const int64_t heads = pass.attention.problem.heads_q;
   const int64_t block = blockIdx.x - pass.first_block;
-  if (block < item.heads) {
-    StoreCommonParts(pass, block / heads, block % heads, scratch);
-    return;
-  }
-  const int64_t begin = (block - item.heads) * kClearBytes;
-  Clear(pass.flags, begin, min(begin + kClearBytes, item.term_bytes));
+  const int64_t begin = block * item.share;
+  const int64_t end = begin + item.share;
+  Clear(pass.flags, begin, min(end, item.term_bytes));
   Clear(pass.turns, max(begin - item.term_bytes, int64_t{0}),
-        min(begin + kClearBytes - item.term_bytes, item.turn_bytes));
+        min(end - item.term_bytes, item.turn_bytes));
+  if (block < item.heads) StoreCommonParts(pass, static_cast<uint32_t>(block), scratch);
 }
 
 // ---- terms --------------------------------------------------------------------------------------
@@ -126,22 +128,18 @@ __device__ __forceinline__ float OwnShare(DType dtype, const uint4 (&x)[kEach], 
   return own < size ? own / size : 1.0f;
 }
 
-// Stores row i's terms; `less` is dO . O. `own`: OwnShare. `d_o_row`: the row's first element of
-// dO.
+// Stores row i's terms; `less` is delta - dLSE. `own`: OwnShare.
 __device__ __forceinline__ void StoreTerms(const BackwardPass& pass, const Sequence& s, int64_t b,
-                                           int64_t h, int64_t i, float less, float own,
-                                           int64_t d_o_row) {
-  const Attention& a = pass.attention;
-  const Problem& p = a.problem;
-  const int64_t in_lse = b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + i;
-  if (pass.gradients.d_lse != nullptr) less -= pass.gradients.d_lse[in_lse];
-  const float lse = a.lse[in_lse];
+                                           int64_t h, int64_t i, float lse, float less, float own) {
+  const Problem& p = pass.attention.problem;
   const bool measured = IsMeasured(p, lse);
   if (measured) pass.flags->measure = 1;
   // Inf in dO times values of both signs gives NaN, which O, their mean, hides.
   if (isinf(less)) {
+    const ConstTensorView& d_o = pass.gradients.d_o;
+    const int64_t d_o_row = b * d_o.stride_b + h * d_o.stride_h + (s.q_row + i) * d_o.stride_l;
     for (int64_t n = 0; n < p.dim_v; ++n) {
-      if (NonFinite(LoadGlobal(pass.gradients.d_o.data, p.o_dtype(), d_o_row + n))) less = NAN;
+      if (NonFinite(LoadGlobal(d_o.data, p.o_dtype(), d_o_row + n))) less = NAN;
     }
   }
   const int64_t term = TermIndex(p, s, b, h, i);
@@ -159,6 +157,38 @@ __device__ __forceinline__ void StoreTerms(const BackwardPass& pass, const Seque
 }
 
 // kLanes adjacent lanes process a row, eight elements each, then kEach - 1 further rows.
+// dO . O of the nth of a lane's rows, for the nth of the rows' lanes.
+template <int kLanes>
+__device__ __forceinline__ float DotRows(DType dtype, const uint4 (&x)[kEach],
+                                         const uint4 (&y)[kEach]) {
+  float found = 0.0f;
+#pragma unroll
+  for (int n = 0; n < kEach; ++n) {
+    const float dot = SumOfRow<kLanes>(DotEight(dtype, x[n], y[n]));
+    if (threadIdx.x % kLanes == n) found = dot;
+  }
+  return found;
+}
+// The same of floats, `columns` from element `in_x` and `in_y` of the head on, and rows from
+// `first` on.
+template <int kLanes>
+__device__ __forceinline__ float DotFloatRows(const TensorView& x, const ConstTensorView& y,
+                                              int64_t in_x, int64_t in_y, int64_t first,
+                                              int64_t rows, int64_t columns) {
+  float found = 0.0f;
+#pragma unroll 1
+  for (int n = 0; n < kEach; ++n) {
+    const int64_t i = first + n * (kThreads / kLanes);
+    float dot = 0.0f;
+    if (i < rows) {
+      dot = DotFloats(x.data, in_x + i * x.stride_l, y.data, in_y + i * y.stride_l, columns);
+    }
+    dot = SumOfRow<kLanes>(dot);
+    if (threadIdx.x % kLanes == n) found = dot;
+  }
+  return found;
+}
+
 template <int kLanes, int kCount>
 __global__ void __launch_bounds__(kThreads, kCount == 1 ? 3 : 2)
     RowTerms(const __grid_constant__ LaunchList<PassItem, kCount> list) {
@@ -180,6 +210,14 @@ __global__ void __launch_bounds__(kThreads, kCount == 1 ? 3 : 2)
   const int64_t other = b * d_o.stride_b + h * d_o.stride_h + s.q_row * d_o.stride_l + col;
   const bool whole = EightAligned(a.o, p) && EightAligned(d_o, p);
   const bool narrow = DTypeBytes(p.o_dtype()) == 2;
+  // The nth of a row's lanes stores the terms of the nth row.
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int64_t row = first + lane * kRowsAtOnce;
+  const bool stores = lane < kEach && row < s.q_len;
+  const int64_t in_lse = b * a.lse_stride_b + h * a.lse_stride_h + s.q_row + row;
+  const float lse = stores ? a.lse[in_lse] : 0.0f;
+  const float d_lse =
+      stores && pass.gradients.d_lse != nullptr ? pass.gradients.d_lse[in_lse] : 0.0f;
   uint4 x[kEach] = {}, y[kEach] = {};
   int existing = 0;
 #pragma unroll
@@ -190,20 +228,20 @@ __global__ void __launch_bounds__(kThreads, kCount == 1 ? 3 : 2)
     x[n] = LoadEight(a.o.data, o + i * a.o.stride_l, p.dim_v - col, whole);
     y[n] = LoadEight(d_o.data, other + i * d_o.stride_l, p.dim_v - col, whole);
   }
-  const float own = SpoilsDelta(p) ? OwnShare<kLanes>(p.o_dtype(), x, existing) : 1.0f;
-#pragma unroll
-  for (int n = 0; n < kEach; ++n) {
-    const int64_t i = first + n * kRowsAtOnce;
-    const bool exists = i < s.q_len;
-    float less = DotEight(p.o_dtype(), x[n], y[n]);
-    if (!narrow && exists) {
-      less = DotFloats(a.o.data, o + i * a.o.stride_l, d_o.data, other + i * d_o.stride_l,
-                       p.dim_v - col);
-    }
-    less = SumOfRow<kLanes>(less);
-    if (!exists || col != 0) continue;
-    StoreTerms(pass, s, b, h, i, less, own, other + i * d_o.stride_l);
+  float own = 1.0f;
+  float less = 0.0f;
+  const auto reduce = [&](DType dtype) {
+    if (SpoilsDelta(p)) own = OwnShare<kLanes>(dtype, x, existing);
+    less = DotRows<kLanes>(dtype, x, y);
+  };
+  if (p.o_dtype() == DType::kBFloat16) {  // constants, as a choice for each element is slow
+    reduce(DType::kBFloat16);
+  } else if (narrow) {
+    reduce(DType::kFloat16);
+  } else {
+    less = DotFloatRows<kLanes>(a.o, d_o, o, other, first, s.q_len, p.dim_v - col);
   }
+  if (stores) StoreTerms(pass, s, b, h, row, lse, less - d_lse, own);
 }
 
 template <int kLanes>
@@ -275,7 +313,7 @@ cudaError_t LaunchPrepare(Passes passes, cudaStream_t stream) {
   std::vector<ItemBlocks<PrepareItem>> items;
   for (const BackwardPass& pass : passes) {
     const Problem& p = pass.attention.problem;
-    PrepareItem item{.pass = pass, .heads = 0, .term_bytes = 0, .turn_bytes = 0};
+    PrepareItem item{.pass = pass, .heads = 0, .term_bytes = 0, .turn_bytes = 0, .share = 0};
     if (pass.flags != nullptr) {
       const int64_t terms = TermsOfHead(p) * p.heads_q + kTermSlack;
       item.term_bytes =
@@ -284,7 +322,9 @@ cudaError_t LaunchPrepare(Passes passes, cudaStream_t stream) {
     }
     if (pass.turns != nullptr) item.turn_bytes = TurnCounterBytes(TurnTilesOfHead(p) * p.heads_q);
     const int64_t bytes = item.term_bytes + item.turn_bytes;
-    items.push_back({item, item.heads + (bytes + kClearBytes - 1) / kClearBytes});
+    const int64_t blocks = std::max(item.heads, (bytes + kClearBytes - 1) / kClearBytes);
+    if (blocks > 0) item.share = (bytes / blocks + kClearUnit) / kClearUnit * kClearUnit;
+    items.push_back({item, blocks});
   }
   return LaunchItems(Prepare<1>, Prepare<kItemsMax>, std::move(items), {kThreads}, stream);
 }

@@ -44,6 +44,7 @@ cudaError_t MakeItem(const BackwardPass& pass, Sm90Item* item) {
   const int64_t tiles =
       kOwnsKeys ? (p.len_k + T::kKeys - 1) / T::kKeys : (p.len_q + T::kRows - 1) / T::kRows;
   item->blocks = params.heads * tiles;
+  if (p.heads_kv > 0) params.group = static_cast<int>(p.group());
   if (item->blocks == 0) return cudaSuccess;
   const int64_t walked = 2 * (p.dim + p.dim_v) *  // bytes, by one head
                          (kOwnsKeys ? p.group() * p.len_q : p.len_k * p.heads_kv / p.heads_q);

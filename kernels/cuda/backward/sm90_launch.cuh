@@ -100,16 +100,22 @@ cudaError_t LaunchDropoutClass(Passes passes, cudaStream_t stream) {
 // One kernel for all gradients, then dQ from its sums.
 template <class Tile, bool kBfloat16>
 cudaError_t LaunchTurns(Passes passes, cudaStream_t stream) {
-  const cudaError_t error = Launch<Tile, true>(
-      TurnsSm90<Tile, kBfloat16, 1>, TurnsSm90<Tile, kBfloat16, kItemsMax>, passes, stream);
-  if (error != cudaSuccess) return error;
-  std::vector<ItemBlocks<PassItem>> items;
-  for (const BackwardPass& pass : passes) {
-    const Problem& p = pass.attention.problem;
-    items.push_back({{pass}, (p.len_q + Tile::kRows - 1) / Tile::kRows * p.heads_q * p.batch});
+  std::vector<Sm90Item> items(passes.size());
+  std::vector<ItemBlocks<PassItem>> narrow;
+  for (size_t n = 0; n < passes.size(); ++n) {
+    const cudaError_t error = MakeItem<Tile, true>(passes[n], &items[n]);
+    if (error != cudaSuccess) return error;
+    const Problem& p = passes[n].attention.problem;
+    items[n].item.section = HeadsAtATime(p);
+    narrow.push_back(
+        {{passes[n]}, (p.len_q + Tile::kRows - 1) / Tile::kRows * p.heads_q * p.batch});
   }
+  const cudaError_t error =
+      LaunchItems(TurnsSm90<Tile, kBfloat16, 1>, TurnsSm90<Tile, kBfloat16, kItemsMax>,
+                  std::move(items), {kThreads, Tile::kSharedBytes, kTurnsBlocks}, stream);
+  if (error != cudaSuccess) return error;
   return LaunchItems(NarrowQueries<Tile, kBfloat16, 1>, NarrowQueries<Tile, kBfloat16, kItemsMax>,
-                     std::move(items), {128 * kConsumers}, stream);
+                     std::move(narrow), {128 * kConsumers}, stream);
 }
 
 template <bool kBfloat16>

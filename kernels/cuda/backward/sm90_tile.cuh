@@ -51,6 +51,7 @@ struct Sm90Params {
   float kept_scale;  // factor of the weights that dropout keeps
   int64_t heads;     // over all sequences: of K and V, or of Q
   int64_t section;   // heads per section
+  int group;         // heads of Q for each of K and V
 };
 
 // A tile of kRows x kD: consecutive boxes of 64 columns. Columns of the last box beyond kD are not

@@ -5,14 +5,12 @@
 // also goes to shared memory, because dQ needs both consumers'. dQ runs one step behind, so that
 // neither consumer waits for the other. A step:
 //
-//   Tensor Cores | scores, dP | the last step's dQ, dV += P dO, dK += dS Q |
-//   warpgroup    | adds dQ, P | dS ...                                     |
+//   Tensor Cores | scores, dP       | the last dQ, dV += P dO, dK += dS Q  |
+//   warpgroup    | hands dQ over, P | dS ...                               |
 //
 // where the other consumer's products overlap with this one's arithmetic.
 
 #pragma once
-
-#include <new>
 
 #include "kernels/cuda/backward/sm90_turns_helpers.cuh"
 
@@ -34,14 +32,9 @@ __device__ __forceinline__ void DropRegisters(float (&d)[kCount]) {
   for (int n = 0; n < kCount; ++n) asm volatile("" : "=f"(d[n]));
 }
 
-__device__ __forceinline__ void StoreFour(float* to, const float* x) {
-  asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]),
+__device__ __forceinline__ void StoreShared4(uint32_t to, const float* x) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]),
                "f"(x[2]), "f"(x[3])
-               : "memory");
-}
-__device__ __forceinline__ void AddFour(float* to, const float* x) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]),
-               "f"(x[1]), "f"(x[2]), "f"(x[3])
                : "memory");
 }
 
@@ -50,22 +43,24 @@ struct TurnsConsumer {
   static constexpr int kPairs = T::kRows / 2;  // per thread: two keys, 8 apart
 
   const Sm90Params& params;
+  const TurnsPlace& place;
   const TurnsWork& work;
   const TurnsShared<T> shared;
   const int group;  // warpgroup
+  const int slot;   // of the keys
+  Stage<T::kStages>& stage;
   float to_log2;
-  int key;  // this thread's first; the second is key + 8
-  uint32_t turn_parity = 0;
   float scores[kPairs], d_weights[kPairs];
   float d_v[T::kD / 2], d_k[T::kD / 2], d_q[32];
   uint32_t weights[kPairs / 2], d_scores[kPairs / 2];
 
-  __device__ __forceinline__ void IssueScores(int stage) {
-    IssueAlong<T::kRows, T::kD, kBfloat16>(scores, shared.K() + group * 64 * kRowBytes,
+  // `part`: the warpgroup.
+  __device__ __forceinline__ void IssueScores(int stage, int part) {
+    IssueAlong<T::kRows, T::kD, kBfloat16>(scores, shared.K(slot) + part * 64 * kRowBytes,
                                            T::Keys::kBoxBytes, shared.Q(stage), T::Rows::kBoxBytes);
   }
-  __device__ __forceinline__ void IssueDWeights(int stage) {
-    IssueAlong<T::kRows, T::kD, kBfloat16>(d_weights, shared.V() + group * 64 * kRowBytes,
+  __device__ __forceinline__ void IssueDWeights(int stage, int part) {
+    IssueAlong<T::kRows, T::kD, kBfloat16>(d_weights, shared.V() + part * 64 * kRowBytes,
                                            T::Keys::kBoxBytes, shared.O(stage), T::Rows::kBoxBytes);
   }
   __device__ __forceinline__ void IssueKeys(int stage, bool accumulate) {
@@ -79,7 +74,7 @@ struct TurnsConsumer {
     const int row = T::kRows > 64 ? group * 64 * kRowBytes : 0;
     const int col = T::kRows > 64 ? 0 : group * T::Keys::kBoxBytes;
     const auto left = SmemTile<kCols>::AlongRows(shared.Scores(stage) + row);
-    const auto right = SmemTile<kCols>::DownRows(shared.K() + col, T::Keys::kBoxBytes);
+    const auto right = SmemTile<kCols>::DownRows(shared.K(slot) + col, T::Keys::kBoxBytes);
 #pragma unroll
     for (int n = 0; n < T::kKeys / 16; ++n) {
       Wgmma<64, kBfloat16>::template Shared<true>(
@@ -88,8 +83,12 @@ struct TurnsConsumer {
     }
   }
 
+  // This thread's first; the second is 8 further. Not kept, as registers are few.
+  __device__ __forceinline__ int Key() const { return RowOfThread(work.key + 64 * group); }
+
   // Hides pairs that do not see each other.
   __device__ __forceinline__ void MaskScores(int row) {
+    const int key = Key();
     const int first = row + 2 * (threadIdx.x % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -160,69 +159,60 @@ struct TurnsConsumer {
     return T::kD != 96 || group == 0 || n < 4;
   }
 
-  // In accumulator order, which is also the sums' layout. The first block of a tile stores instead
-  // of adding.
-  __device__ __forceinline__ void AddQueries() {
-    Wait(shared.Turn(group), turn_parity);
-    turn_parity ^= 1;
-    float* to;
-    uint32_t earlier;
-    asm volatile("ld.shared.b64 %0, [%2]; ld.shared.u32 %1, [%2 + 8];"
-                 : "=l"(to), "=r"(earlier)
-                 : "r"(shared.Place(group))
-                 : "memory");
-    to += 4 * (threadIdx.x % 128);
-    if (earlier == 0) {
+  // Hands the consumer's half to its keeper, in accumulator order, which is also the sums' layout.
+  // `stage`: of the half's step.
+  __device__ __forceinline__ void AddQueries(int stage) {
+    static_assert(T::kStages == 2);
+    Wait(shared.EmptySums(group), stage ^ 1);
+    const uint32_t to = shared.Sums(group) + 16 * (threadIdx.x % 128);
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        if (HasColumns(n)) StoreFour(to + 512 * n, d_q + 4 * n);
-      }
-    } else {
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        if (HasColumns(n)) AddFour(to + 512 * n, d_q + 4 * n);
-      }
+    for (int n = 0; n < 8; ++n) {
+      if (HasColumns(n)) StoreShared4(to + 2048 * n, d_q + 4 * n);
     }
+    FenceAsyncProxy();
     __syncwarp();
-    Release(shared.Added(group));
+    Release(shared.FullSums(group));
   }
 
   __device__ __forceinline__ void Accumulate() {
-    const int steps = work.template Steps<T>(params.pass.attention.problem);
-    Stage<T::kStages> stage;
+    int left = work.template Steps<T>(params);
     Stage<T::kStages> last;
     int row = work.row_end - T::kRows;
-    Wait(shared.FullK(), 0);
-    Wait(shared.FullQ(0), 0);
+    Wait(shared.FullK(slot), place.KeyParity<T>());
+    Wait(shared.FullQ(stage.index), stage.parity);
+    int first = group;
+    asm volatile("" : "+r"(first));  // opaque: the loop's addresses would occupy registers
     DropRegisters(scores);
     DropRegisters(d_weights);
     DropRegisters(d_q);
     WgmmaFence();
-    IssueScores(0);
+    IssueScores(stage.index, first);
     WgmmaCommit();
-    Wait(shared.FullV(), 0);
-    Wait(shared.FullO(0), 0);
+    Wait(shared.FullV(), place.loads % 2);
+    Wait(shared.FullO(stage.index), stage.parity);
     WgmmaFence();
-    IssueDWeights(0);
+    IssueDWeights(stage.index, first);
     WgmmaCommit();
-    for (int n = 0;; ++n) {
+    bool later = false;  // than the first step
+    for (;; later = true) {
       const int now = stage.index;
       WgmmaWait<1>();
       HoldRegisters(scores);
       Exponentiate(row, shared.Terms(now));
       WgmmaWait<0>();
       HoldRegisters(d_weights);
+      if (--left == 0) Release(shared.EmptyV());
       Differentiate(shared.Terms(now));
       DropRegisters(scores);
       DropRegisters(d_weights);
       DropRegisters(d_q);
       Wait(shared.EmptyScores(now), stage.parity ^ 1);
       ShareScores(now);
-      if (n > 0) Wait(shared.FullScores(last.index), last.parity);
+      if (later) Wait(shared.FullScores(last.index), last.parity);
       // The first step's result is discarded, but keeps the number of products in flight the same.
       WgmmaFence();
       IssueQueries(last.index);
-      IssueKeys(now, n > 0);
+      IssueKeys(now, later);
       WgmmaCommit();
       WgmmaWait<0>();
       HoldRegisters(d_q);
@@ -232,30 +222,32 @@ struct TurnsConsumer {
       HoldRegisters(d_scores);
       Release(shared.EmptyO(now));
       Release(shared.EmptyQ(now));
-      if (n > 0) Release(shared.EmptyScores(last.index));
+      if (later) Release(shared.EmptyScores(last.index));
       last = stage;
       stage.Step();
-      if (n + 1 == steps) break;
+      if (left == 0) break;
       Wait(shared.FullQ(stage.index), stage.parity);
       WgmmaFence();
-      IssueScores(stage.index);
+      IssueScores(stage.index, group);
       WgmmaCommit();
-      if (n > 0) AddQueries();
+      if (later) AddQueries(stage.index);
       Wait(shared.FullO(stage.index), stage.parity);
       WgmmaFence();
-      IssueDWeights(stage.index);
+      IssueDWeights(stage.index, group);
       WgmmaCommit();
       row -= T::kRows;
       if (row < work.row_begin) row = work.row_end - T::kRows;
     }
-    if (steps > 1) AddQueries();
+    if (later) AddQueries(stage.index);
     Wait(shared.FullScores(last.index), last.parity);
     WgmmaFence();
     IssueQueries(last.index);
     WgmmaCommit();
     WgmmaWait<0>();
     HoldRegisters(d_q);
-    AddQueries();
+    Release(shared.EmptyScores(last.index));
+    Release(shared.EmptyK(slot));
+    AddQueries(last.index);
   }
 
   __device__ __forceinline__ bool Store(const TensorView& to, const float (&sums)[T::kD / 2],
@@ -265,14 +257,13 @@ struct TurnsConsumer {
     uint16_t* const data = static_cast<uint16_t*>(to.data) + (p.packed ? 0 : work.b) * to.stride_b +
                            work.kv_head * to.stride_h + work.s.k_row * to.stride_l;
     const int count = p.packed ? work.band.k_len : static_cast<int>(p.len_k);
-    return StoreRows<T::kD, kBfloat16, true>(sums, factor, data, to.stride_l, key, work.band.k_len,
-                                             count, dim);
+    return StoreRows<T::kD, kBfloat16, true>(sums, factor, data, to.stride_l, Key(),
+                                             work.band.k_len, count, dim);
   }
 
   __device__ __forceinline__ void Run() {
     const Problem& p = params.pass.attention.problem;
     to_log2 = p.scale * kLog2E;
-    key = RowOfThread(work.key + 64 * group);
     if (!work.Empty()) {
       Accumulate();
     } else {
@@ -285,43 +276,51 @@ struct TurnsConsumer {
   }
 };
 
-// Deadlock-free: a block waits only for blocks of earlier keys of the same head, which have lower
-// numbers (TurnsWork::Of); numbers are assigned as blocks start, and blocks run to completion. So
-// of all unfinished blocks the lowest-numbered one waits for none.
+// Deadlock-free: works wait only for others with lower numbers (TurnsWork::Set). Blocks take
+// numbers as they come to them, in ascending order, and run to completion. So of all unfinished
+// works the lowest-numbered one waits for none.
 template <class T, bool kBfloat16, int kCount>
 __global__ void __launch_bounds__(kThreads, 1)
     TurnsSm90(const __grid_constant__ LaunchList<Sm90Params, kCount> list) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char unaligned[];
   // Not in registers: the consumers have none to spare.
-  __shared__ alignas(TurnsWork) char place[sizeof(TurnsWork)];
-  __shared__ int index;
+  __shared__ alignas(TurnsPlace) char storage[kWorks * sizeof(TurnsPlace)];
+  __shared__ uint32_t tail_parity;
+  const auto places = reinterpret_cast<TurnsPlace*>(storage);
   const TurnsShared<T> shared{(SharedAddress(unaligned) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {
-    const uint32_t number = atomicAdd(&list.items[0].pass.flags->begun, 1);
     shared.Init();
-    index = list.Index(number);
-    const BackwardPass& pass = list.items[index].pass;
-    new (place) TurnsWork(TurnsWork::Of(pass, static_cast<int>(number - pass.first_block), T{}));
+    places[kWorks - 1].Begin();
+    tail_parity = 0;
   }
   __syncthreads();
-  const TurnsWork& work = *reinterpret_cast<const TurnsWork*>(place);
-  const Sm90Params& params = list.items[kCount == 1 ? 0 : index];
-  const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-  if (warp < 4) {
+  if (threadIdx.x < 128) {
     ReleaseRegisters<kHelperRegisters>();
-    if (work.Empty()) return;
+    const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
     if (warp == 0) {
-      TurnsProducer<T> producer{params, work, shared, static_cast<int>(threadIdx.x % 32)};
-      producer.Run();
-    } else if (warp <= kConsumers && threadIdx.x % 32 == 0) {
-      TurnsKeeper<T> keeper{params.pass, work, shared, warp - 1};
-      keeper.Run();
+      ProduceTurns<T>(list, places, shared, tail_parity);
+    } else if (threadIdx.x % 32 != 0) {
+      return;
+    } else if (warp <= kConsumers) {
+      KeepTurns<T>(list, places, shared, warp - 1);
+    } else {
+      TakeTurns<T>(list, places, shared);
     }
   } else {
     TakeRegisters<kTurnsRegisters>();
-    TurnsConsumer<T, kBfloat16> consumer{params, work, shared, warp / 4 - 1};
-    consumer.Run();
+    const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 128 - 1, 0);
+    Stage<T::kStages> stage;
+#pragma unroll 1
+    for (int nth = 0;; ++nth) {
+      Wait(shared.FullWork(nth % kWorks), nth / kWorks % 2);
+      const TurnsPlace& place = places[nth % kWorks];
+      if (place.item < 0) return;
+      TurnsConsumer<T, kBfloat16> consumer{place.Item(list),   place, place.work, shared, group,
+                                           place.KeySlot<T>(), stage};
+      consumer.Run();
+      Release(shared.EmptyWork(nth % kWorks));
+    }
   }
 #endif
 }

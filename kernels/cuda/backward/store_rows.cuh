@@ -20,6 +20,16 @@ __device__ __forceinline__ bool NonFinitePair(uint32_t pair) {
   return (pair & kLow) == kLow || (pair & kHigh) == kHigh;
 }
 
+// Adds 0 times a pair, which is NaN if the element is NaN or Inf.
+template <bool kBfloat16>
+__device__ __forceinline__ void AddNothing(uint32_t pair, uint32_t& sum) {
+  if constexpr (kBfloat16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
+  }
+}
+
 // Stores a warp's 16 rows of a gradient, times `factor`: rows below `count` exist, and those from
 // `length` on get zeros. `sums`: the thread's part of rows `row` and `row` + 8, in accumulator
 // layout. kEights: dim is known to be a multiple of 8, which saves registers. Returns whether an
@@ -30,7 +40,7 @@ __device__ __forceinline__ bool StoreRows(const float* sums, float factor, uint1
   const int lane = threadIdx.x % 32;
   const bool vectors =
       reinterpret_cast<uint64_t>(to) % 16 == 0 && stride % 8 == 0 && (kEights || dim % 8 == 0);
-  bool found = false;
+  uint32_t found = 0;  // a pair
 #pragma unroll
   for (int block = 0; block < kD / 8; block += 4) {
     uint32_t x[2][4];
@@ -41,7 +51,7 @@ __device__ __forceinline__ bool StoreRows(const float* sums, float factor, uint1
       for (int i = 0; i < 4; ++i) {
         const float* const pair = sums + 4 * (block + i) + 2 * r;
         x[r][i] = counts ? PackPair<kBfloat16>(pair[0] * factor, pair[1] * factor) : 0;
-        found = found || NonFinitePair<kBfloat16>(x[r][i]);
+        AddNothing<kBfloat16>(x[r][i], found);
       }
       TransposeQuad(x[r], lane);
     }
@@ -61,7 +71,7 @@ __device__ __forceinline__ bool StoreRows(const float* sums, float factor, uint1
       }
     }
   }
-  return found;
+  return NonFinitePair<kBfloat16>(found);
 }
 
 }  // namespace attend::cuda::backward
