@@ -174,6 +174,20 @@ struct TurnsConsumer {
     Release(shared.FullSums(group));
   }
 
+  // dQ of a work's last two steps, or of its only one.
+  __device__ __forceinline__ void AddLastQueries(const Stage<T::kStages>& last, bool two) {
+    if (two) AddQueries(stage.index);
+    Wait(shared.FullScores(last.index), last.parity);
+    WgmmaFence();
+    IssueQueries(last.index);
+    WgmmaCommit();
+    WgmmaWait<0>();
+    HoldRegisters(d_q);
+    Release(shared.EmptyScores(last.index));
+    Release(shared.EmptyK(slot));
+    AddQueries(last.index);
+  }
+
   __device__ __forceinline__ void Accumulate() {
     int left = work.template Steps<T>(params);
     Stage<T::kStages> last;
@@ -238,16 +252,7 @@ struct TurnsConsumer {
       row -= T::kRows;
       if (row < work.row_begin) row = work.row_end - T::kRows;
     }
-    if (later) AddQueries(stage.index);
-    Wait(shared.FullScores(last.index), last.parity);
-    WgmmaFence();
-    IssueQueries(last.index);
-    WgmmaCommit();
-    WgmmaWait<0>();
-    HoldRegisters(d_q);
-    Release(shared.EmptyScores(last.index));
-    Release(shared.EmptyK(slot));
-    AddQueries(last.index);
+    AddLastQueries(last, later);
   }
 
   __device__ __forceinline__ bool Store(const TensorView& to, const float (&sums)[T::kD / 2],
