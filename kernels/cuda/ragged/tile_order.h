@@ -18,8 +18,8 @@ inline constexpr int64_t kSectionBytes = int64_t{40} << 20;
 // Lower bound of a section's tiles: the multiprocessors (132 on Hopper) finish together only if
 // enough short tiles follow the longest ones to fill the gaps.
 inline constexpr int64_t kSectionTilesMin = 400;
-// A larger lower bound for sections of few heads. Where one begins, tiles of a head no longer run
-// in step, so fewer loads of K and V are shared; and few heads share them whether they fit or not.
+// The same for sections of few heads, whose tiles are long: blocks of cuda_flash_sm90 claim up to
+// two tiles beyond the one that they compute, so that more short tiles must follow.
 inline constexpr int64_t kFewHeads = 16;
 inline constexpr int64_t kFewHeadsTilesMin = 1024;
 
