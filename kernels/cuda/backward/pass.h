@@ -26,7 +26,7 @@ struct PassFlags {
   int doubted;     // set by the row terms: some rows' delta must be measured
   int shifted;     // set by the measuring kernels: some row has a shift
   int redo;        // set by the kernels of 16-bit products: they left non-finite elements
-  uint32_t begun;  // blocks of TurnsSm90 started
+  uint32_t begun;  // works of TurnsSm90 taken, in a launch's first item
   // Fp32Redo: units of looking for tiles, taken and done; tiles found, and of these taken, seen
   // and left to be shared; tiles of rows taken to be measured, and measured.
   uint32_t to_look, looked, found, taken, seen, left, to_measure, measured;

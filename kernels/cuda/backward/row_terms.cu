@@ -23,13 +23,13 @@ constexpr int kEach = 4;  // rows per lane
 
 struct PrepareItem {
   BackwardPass pass;
-  int64_t heads;       // as many blocks compute a head's common parts
+  int64_t heads;       // so many first blocks each compute one head's common parts
   int64_t term_bytes;  // from the flags on
   int64_t turn_bytes;  // of counters
   int64_t share;       // bytes that a block clears
 };
 
-constexpr int64_t kClearBytes = 32 << 10;  // at most, per block
+constexpr int64_t kClearBytes = 32 << 10;  // about, per block, at most
 constexpr int kClearUnit = sizeof(uint4);
 
 // Clears bytes [begin, end), all multiples of kClearUnit.
@@ -156,7 +156,6 @@ __device__ __forceinline__ void StoreTerms(const BackwardPass& pass, const Seque
   pass.lse[term] = lse == NegativeInfinity() ? INFINITY : lse * pass.lse_unit;
 }
 
-// kLanes adjacent lanes process a row, eight elements each, then kEach - 1 further rows.
 // dO . O of the nth of a lane's rows, for the nth of the rows' lanes.
 template <int kLanes>
 __device__ __forceinline__ float DotRows(DType dtype, const uint4 (&x)[kEach],
@@ -189,6 +188,7 @@ __device__ __forceinline__ float DotFloatRows(const TensorView& x, const ConstTe
   return found;
 }
 
+// kLanes adjacent lanes process a row, eight elements each, then kEach - 1 further rows.
 template <int kLanes, int kCount>
 __global__ void __launch_bounds__(kThreads, kCount == 1 ? 3 : 2)
     RowTerms(const __grid_constant__ LaunchList<PassItem, kCount> list) {

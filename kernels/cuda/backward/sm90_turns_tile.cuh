@@ -17,7 +17,7 @@ namespace attend::cuda::backward {
 // Registers per thread of the 384 that a block has: consumers get all that the helpers do not need.
 inline constexpr int kHelperRegisters = 24;
 inline constexpr int kTurnsRegisters = 240;
-// Tiles of keys that a block holds: the one it works at, and the next.
+// Tiles of keys that a block holds: the one it works on, and the next.
 inline constexpr int kWorks = 2;
 // Per launch: enough to fill a GPU.
 inline constexpr int64_t kTurnsBlocks = 132;
@@ -139,6 +139,7 @@ inline constexpr int64_t kTurnsCacheBytes = int64_t{32} << 20;
 inline constexpr int kTurnsHeadsMin = 16;
 
 inline int64_t HeadsAtATime(const Problem& p) {
+  if (p.heads_kv == 0) return 0;  // LoadBackward's problems have no heads
   const int64_t bytes = p.len_q * p.group() * (2 * (p.dim + p.dim_v) + 4 * p.dim);
   const int64_t fit = kTurnsCacheBytes / std::max<int64_t>(bytes, 1);
   return std::min(std::max<int64_t>(fit, kTurnsHeadsMin), p.heads_kv * p.batch);
@@ -159,7 +160,7 @@ struct TurnsWork {
   int term, head_terms;
   int half, head_halves;
 
-  // The launch's `number`th work. Those of a head's earlier keys have lower numbers. One thread,
+  // The item's `number`th work. Those of a head's earlier keys have lower numbers. One thread,
   // with few registers: parts are stored as soon as they are known.
   template <class T>
   __device__ __forceinline__ void Set(const Sm90Params& params, int number) {

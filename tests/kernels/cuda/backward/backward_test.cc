@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/launch/launch.h"
 #include "kernels/cuda/ragged/ragged.h"
 #include "kernels/reference/cpu_reference.h"
 #include "tests/kernels/cuda/backward/run_backward.h"
@@ -28,6 +29,9 @@ namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Kernels are loaded through passes over a problem without rows, keys or heads.
+TEST(CudaBackward, EveryKernelLoads) { EXPECT_EQ(cuda::LoadKernels(), cudaSuccess); }
 
 TEST(CudaBackward, RandomProblems) {
   const uint64_t seed = FreshSeed();
