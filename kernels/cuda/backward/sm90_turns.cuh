@@ -324,6 +324,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       TurnsConsumer<T, kBfloat16> consumer{place.Item(list),   place, place.work, shared, group,
                                            place.KeySlot<T>(), stage};
       consumer.Run();
+      __syncwarp();  // lanes may still be reading `place`
       Release(shared.EmptyWork(nth % kWorks));
     }
   }

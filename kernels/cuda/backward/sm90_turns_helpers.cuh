@@ -176,8 +176,8 @@ __device__ __forceinline__ void ProduceTurns(const List& list, const TurnsPlace*
       TurnsProducer<T, List> producer{list, place, place.work, shared, tail_parity};
       producer.Run();
     }
-    __syncwarp();
     nth = place.nth + 1;
+    __syncwarp();  // `place` may be overwritten once the slot is free
     if (Lane() == 0) {
       Arrive(shared.Loaded());
       Arrive(shared.EmptyWork(place.Slot()));

@@ -155,8 +155,8 @@ struct TurnsWork {
   int whole_end;           // tiles of keys that end by here need at most the mask: k_len, or 0
   bool shifted;            // some row has a shift
   bool special;            // some terms are not finite
-  // Of the group's first head, and from a head to the next, in 32 bits as dQ's sums are limited
-  // (kTurnBytesMax): the first term, and the first half of dQ.
+  // The first term and the first half of dQ of the group's first head, and their distances from one
+  // head to the next. They fit 32 bits, as kTurnBytesMax limits dQ's sums.
   int term, head_terms;
   int half, head_halves;
 
